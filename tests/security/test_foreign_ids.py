@@ -76,7 +76,7 @@ NOBODYS: Mapping[str, str] = {"/v1/keys/{key}": "only operators may ask, and all
 """Routes with an id that is nobody's secret, and why."""
 
 IN_BODIES: Sequence[tuple[str, str, Any]] = (
-    ("POST", "/v1/sandboxes", {"template": "base", "files": ["{file}"]}),
+    ("POST", "/v1/sandboxes", {"template": "base", "file_ids": ["{file}"]}),
     ("POST", "/v1/sandboxes", {"snapshot": "{snapshot}"}),
     ("POST", "/v1/sandboxes", {"snapshot": "named"}),
     ("POST", "/v1/sandboxes", {"volumes": [{"volume": "{volume}", "path": "/mine"}]}),
@@ -122,7 +122,7 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
     executed = (await owner.post(f"{url}/code", json={"code": "1"})).json()
 
     async def is_logged() -> bool:
-        return (await owner.get(f"/v1/executions/{executed['execution']}")).is_success
+        return (await owner.get(f"/v1/executions/{executed['id']}")).is_success
 
     await until(is_logged)
     volume = (await owner.post("/v1/volumes", json={"name": "mine", "size_bytes": 64 << 20})).json()["id"]
@@ -133,13 +133,13 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
         "sandboxapi": await other_session(owner),
         "sandbox": url.rpartition("/")[2],
         "session": session,
-        "process": ran["process"],
+        "process": ran["id"],
         "port": str(PORT),
         "context": (await owner.post(f"{url}/contexts", json={})).json()["id"],
         "file": await file(owner),
         "snapshot": (await owner.post(f"{url}/snapshots", json={"name": "named"})).json()["id"],
-        "execution": executed["execution"],
-        "watcher": (await owner.post(f"{url}/files/watchers", json={"path": "/workspace"})).json()["watcher"],
+        "execution": executed["id"],
+        "watcher": (await owner.post(f"{url}/files/watchers", json={"path": "/workspace"})).json()["id"],
         "volume": volume,
         "pool": (await owner.post("/v1/pools", json={"template": "base", "warm": 0})).json()["id"],
         "webhook": (await owner.post("/v1/webhooks", json={"url": "https://example.com/"})).json()["id"],

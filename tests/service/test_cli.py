@@ -127,10 +127,10 @@ BASE = ("--template", "base")
 
 def test_capacity_is_that_of_the_service(sandlot: Commands, sandbox: Sandbox) -> None:
     told = json.loads(sandlot.ok("capacity", "--json"))
-    assert told["promised"]["memory_bytes"] >= sandbox.info().limits.memory_bytes
+    assert told["reserved"]["memory_bytes"] >= sandbox.info().limits.memory_bytes
     rows = {words[0]: words[1:] for words in (line.split() for line in sandlot.ok("capacity").splitlines()[1:])}
     assert set(rows) == {"memory", "disk", "tasks", "sandboxes"}
-    assert rows["tasks"] == [str(told[column]["pids"]) for column in ("total", "promised", "free")]
+    assert rows["tasks"] == [str(told[column]["pids"]) for column in ("allocatable", "reserved", "available")]
     assert rows["sandboxes"] == [str(told["max_sandboxes"]), str(told["sandboxes"]), str(told["max_sandboxes"] - told["sandboxes"])]
 
 

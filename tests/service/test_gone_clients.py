@@ -117,8 +117,8 @@ def names(service: LocalService) -> Iterator[Mapping[str, str]]:
         code = "import time\nwhile True:\n    print('x' * 100_000)\n    time.sleep(0.05)"
         cell = service.client.transport.request("POST", f"{url}/code", body={"code": code, "context": context, "background": True, "timeout": 1700})
         typed = {"command": FLOOD, "pty": {}, "background": True}
-        screen = service.client.transport.request("POST", f"{url}/processes", body=typed)["process"]
-        yield {"box": url, "id": box.id, "flood": flood.id, "file": kept["id"], "signed": signed, "screen": screen, "cell": cell["execution"]}
+        screen = service.client.transport.request("POST", f"{url}/processes", body=typed)["id"]
+        yield {"box": url, "id": box.id, "flood": flood.id, "file": kept["id"], "signed": signed, "screen": screen, "cell": cell["id"]}
         service.client.transport.request("DELETE", f"/v1/files/{kept['id']}")
 
 

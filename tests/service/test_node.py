@@ -45,7 +45,7 @@ def half(service: LocalService) -> dict[str, Any]:
     return {
         "template": TEMPLATE,
         "isolation": "container",
-        "limits": {"memory_bytes": capacity(service)["total"]["memory_bytes"] * 9 // 20, "disk_bytes": 64 * MIB, "pids": 64},
+        "limits": {"memory_bytes": capacity(service)["allocatable"]["memory_bytes"] * 9 // 20, "disk_bytes": 64 * MIB, "pids": 64},
     }
 
 
@@ -55,10 +55,10 @@ def test_full_node_is_busy_and_the_sdk_retries_until_a_sandbox_is_removed(servic
     with http(service) as client:
         made = [client.post("/v1/sandboxes", json=body).json()["id"] for _ in range(2)]
         found = capacity(service)
-        assert found["promised"]["memory_bytes"] == 2 * limits["memory_bytes"]
-        assert found["promised"]["memory_bytes"] + found["free"]["memory_bytes"] == found["total"]["memory_bytes"]
-        assert found["promised"]["disk_bytes"] >= 2 * limits["disk_bytes"]
-        assert found["promised"]["pids"] >= 2 * limits["pids"]
+        assert found["reserved"]["memory_bytes"] == 2 * limits["memory_bytes"]
+        assert found["reserved"]["memory_bytes"] + found["available"]["memory_bytes"] == found["allocatable"]["memory_bytes"]
+        assert found["reserved"]["disk_bytes"] >= 2 * limits["disk_bytes"]
+        assert found["reserved"]["pids"] >= 2 * limits["pids"]
         assert found["sandboxes"] == 2
         refused = client.post("/v1/sandboxes", json=body)
         assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
@@ -74,12 +74,12 @@ def test_full_node_is_busy_and_the_sdk_retries_until_a_sandbox_is_removed(servic
             with third.result() as sandbox:
                 assert sandbox.commands.run("echo there").stdout == "there\n"
     settle(service.traces, NOTHING)
-    settle(lambda: capacity(service)["promised"], {"memory_bytes": 0, "disk_bytes": 0, "pids": 0})
+    settle(lambda: capacity(service)["reserved"], {"memory_bytes": 0, "disk_bytes": 0, "pids": 0})
 
 
 def test_request_above_the_capacity_is_invalid(service: LocalService) -> None:
     with http(service) as client:
-        most = {"memory_bytes": capacity(service)["total"]["memory_bytes"], "disk_bytes": shutil.disk_usage(service.data_dir).total}
+        most = {"memory_bytes": capacity(service)["allocatable"]["memory_bytes"], "disk_bytes": shutil.disk_usage(service.data_dir).total}
         for name, has in most.items():
             refused = client.post("/v1/sandboxes", json={"template": TEMPLATE, "limits": {**half(service)["limits"], name: has + MIB}})
             assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (400, "invalid_request", False)

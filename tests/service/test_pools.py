@@ -77,8 +77,8 @@ def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService
             boxes = list(threads.map(lambda _: create(service), range(4)))
         service.client.pools.set(made.id, warm=0)
         claims = service.client.pools.get(made.id).claims
-        assert claims["hot"] >= 2
-        assert claims["hot"] + claims["direct"] + claims["blank"] == 4
+        assert claims["warm"] >= 2
+        assert claims["warm"] + claims["restored"] + claims["prepared"] == 4
         assert len({box.id for box in boxes}) == 4
         assert {box.run_code("print(6 * 7)").stdout for box in boxes} == {"42\n"}
         for box in boxes:
@@ -87,13 +87,13 @@ def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService
 
 @pytest.mark.slow
 def test_prepared_sandbox_is_restored_from_the_snapshot_of_its_template(service: LocalService) -> None:
-    made = service.client.pools.create(TEMPLATE, warm=0, max=0, blank=1, **SMALL)  # type: ignore[arg-type] # options
-    wait_for(lambda: service.client.pools.get(made.id).blank_ready == 1, service)
+    made = service.client.pools.create(TEMPLATE, warm=0, max=0, prepared=1, **SMALL)  # type: ignore[arg-type] # options
+    wait_for(lambda: service.client.pools.get(made.id).prepared_ready == 1, service)
     with create(service) as box:
         waiting = box.commands.run("pgrep -f python/kernel.py | wc -l").stdout
         assert int(waiting) >= 1, "its kernel was restored with it, also where the image has nothing that takes its time to be imported"
         assert box.run_code("print(6 * 7)").stdout == "42\n"
-        assert service.client.pools.get(made.id).claims["blank"] == 1
+        assert service.client.pools.get(made.id).claims["prepared"] == 1
     service.client.pools.remove(made.id)
 
 
@@ -127,7 +127,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
         for each, made in zip((one, other), pools, strict=True):
             with create(each) as box:
                 assert box.run_code("print(6 * 7)").stdout == "42\n"
-            assert each.client.pools.get(made.id).claims["hot"] == 1
+            assert each.client.pools.get(made.id).claims["warm"] == 1
             each.client.pools.remove(made.id)
         stale = whole.with_name("0" * 64)
         shutil.copytree(whole, stale)  # of the same look, and made of something else
@@ -178,12 +178,12 @@ def test_pool_of_a_key_outlives_kills_and_a_stop_of_the_service_and_is_deleted_w
 
         # A stop ends the warm sandboxes and leaves claimed ones.
         with Sandbox.create(TEMPLATE, client=anne, **SMALL) as box:  # type: ignore[arg-type] # options
-            assert anne.pools.get(made.id).claims["hot"] == 1
+            assert anne.pools.get(made.id).claims["warm"] == 1
             box.run_code("kept = 42")
             assert service.end() == 0, service.log()
             assert len(service.refs()) == 1
             service.start()
-            assert anne.pools.get(made.id).claims["hot"] == 0
+            assert anne.pools.get(made.id).claims["warm"] == 0
             assert box.run_code("kept").text == "42"
             wait_for(is_full, service)
 

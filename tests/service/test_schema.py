@@ -92,7 +92,7 @@ class World:
     def process(self, command: str = "cat", **more: object) -> str:
         """A process in the sandbox; by default one that reads for as long as somebody may write."""
         body = {"command": command, "background": True, **({"stdin_open": True} if command == "cat" else {}), **more}
-        return str(self.call("POST", f"/v1/sandboxes/{self.sandbox.id}/processes", json=body)["process"])
+        return str(self.call("POST", f"/v1/sandboxes/{self.sandbox.id}/processes", json=body)["id"])
 
     def stored(self) -> str:
         """A file in the file store."""
@@ -118,7 +118,7 @@ class World:
         """A folder that is watched; of those there is a most."""
         url = f"/v1/sandboxes/{self.sandbox.id}/files/watchers"
         kept = self.call("GET", url)["watchers"]
-        return str((kept[0] if kept else self.call("POST", url, json={"path": "/workspace/folder"}))["watcher"])
+        return str((kept[0] if kept else self.call("POST", url, json={"path": "/workspace/folder"}))["id"])
 
     @property
     def bare(self) -> Sandbox:
@@ -229,13 +229,13 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "pools_change": {"body": {"warm": 0, "max": 0}},
     "processes_start": {"body": {"command": "echo hello; echo oops >&2"}},
     "processes_send_signal": {"body": {"signal": "SIGCONT"}},
-    "processes_output": lambda world: {"path_parameters": {"process": world.process("echo hello; echo oops >&2")}},
+    "processes_get_output": lambda world: {"path_parameters": {"process": world.process("echo hello; echo oops >&2")}},
     "processes_wait": lambda world: {"path_parameters": {"process": world.process("true")}},
-    "processes_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
+    "terminals_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
     "processes_write_input": {"body": b"hello", "media_type": BINARY},
     "packages_install": {"body": {"packages": ["six"]}},
     "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
-    "code_follow": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
+    "code_get": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
     "contexts_create": {"body": {"language": "python"}},
     "execute_run": {"body": {"language": "bash", "code": "echo 42", "expected_output": "42", **THROWAWAY}},
     "execute_run_batch": {"body": {"items": [{"language": "bash", "code": "exit 1", **THROWAWAY}, {"language": "none"}]}},
@@ -374,7 +374,7 @@ def asked_for(world: World, operation: str, case: Case[Any], *, about_real_thing
         case.query.update(model.query)
     if operation.startswith("pools_") and isinstance(case.body, dict):
         # What makes sense would be made, hundreds of them.
-        case.body = {name: 0 if name in {"warm", "max", "blank"} and type(size) is int and size > 0 else size for name, size in case.body.items()}
+        case.body = {name: 0 if name in {"warm", "max", "prepared"} and type(size) is int and size > 0 else size for name, size in case.body.items()}
     answer = world.ask(case)
     if operation == "sandboxes_create" and answer.status_code == 201:
         world.client.sandboxes.kill(answer.json()["id"])

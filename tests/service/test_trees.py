@@ -208,7 +208,7 @@ def test_command_line_has_all_file_operations(
     said("fs", "mv", f"{at}/sub/data", "cli/new")
     assert [entry["name"] for entry in json.loads(said("fs", "ls", f"{at}/new", "--json"))] == ["data", "er"]
     assert [line.split()[-1] for line in said("fs", "ls", f"{at}/new").splitlines()] == [b"NAME", b"data", b"er/"]
-    assert json.loads(said("fs", "stat", f"{at}/new/data", "--json"))["size"] == 6
+    assert json.loads(said("fs", "stat", f"{at}/new/data", "--json"))["size_bytes"] == 6
     assert said("fs", "url", f"{at}/new/data").startswith(b"/v1/signed/files/content?")
     said("cp", f"{at}/new", "back")
     assert (tmp_path / "back/data").read_bytes() == b"\x00data\xff"

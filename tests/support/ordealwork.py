@@ -57,13 +57,13 @@ class Tenant(Client):
     def sleeps(self) -> None:
         """Leave a process behind that must live as long as the sandbox."""
         body = {"argv": ["sleep", "100000"], "background": True}
-        self._sleeper = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["process"]
+        self._sleeper = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["id"]
 
     def cell(self, code: str, timeout: float = 60) -> dict[str, Any]:
         """Run code that ends well; what was told."""
         done: dict[str, Any] = self.ask("POST", f"{self.url}/code", json={"code": code, "timeout": timeout}).json()
         expect(done["status"], "ok")
-        self.told.append((done["execution"], time.monotonic()))
+        self.told.append((done["id"], time.monotonic()))
         return done
 
     def shown(self, code: str) -> str:
@@ -74,15 +74,15 @@ class Tenant(Client):
     def shell(self, command: str) -> str:
         """Run a command that ends well; its output."""
         done = self.ask("POST", f"{self.url}/processes", json={"command": command}).json()
-        expect((done["exit_code"], done["reason"], done["stdout_omitted"]), (0, "exited", 0))
-        self.told.append((done["process"], time.monotonic()))
+        expect((done["exit_code"], done["reason"], done["stdout_omitted_bytes"]), (0, "exited", 0))
+        self.told.append((done["id"], time.monotonic()))
         output: str = done["stdout"]
         return output
 
     def recover(self) -> None:
         """It lives, with its variables and what runs in it."""
         expect(self.ask("GET", self.url).json()["state"], "running")
-        running = {each["process"] for each in self.ask("GET", f"{self.url}/processes").json()["processes"] if each["running"]}
+        running = {each["id"] for each in self.ask("GET", f"{self.url}/processes").json()["processes"] if each["running"]}
         expect(self._sleeper in running, True)
         expect(self.shown("kept"), repr(self.name))
 
@@ -139,7 +139,7 @@ class Flood(Tenant):
 
     def prepare(self) -> None:
         body = {"argv": ["python3", "-c", COUNTER], "background": True}
-        self._process = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["process"]
+        self._process = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["id"]
 
     def step(self) -> None:
         self.doing = f"follows a flood from byte {self._offset}"
@@ -160,8 +160,8 @@ class Flood(Tenant):
 
     def _take(self, name: str, data: Mapping[str, Any]) -> None:
         if name == "lost":
-            self.lost_bytes += data["bytes"]
-            self._offset += data["bytes"]
+            self.lost_bytes += data["lost_bytes"]
+            self._offset += data["lost_bytes"]
         elif name == "output":
             expect((data["stream"], data["encoding"], data["offset"]), ("stdout", "utf-8", self._offset))
             text = data["data"].encode()
@@ -185,7 +185,7 @@ class Terminal(Tenant):
 
     def prepare(self) -> None:
         body = {"command": "stty raw -echo; echo ready; exec cat", "pty": {}, "background": True}
-        self._process = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["process"]
+        self._process = self.ask("POST", f"{self.url}/processes", ok={201}, json=body).json()["id"]
         self._screen(b"ready\n")
 
     def step(self) -> None:
@@ -255,7 +255,7 @@ class Upload(Tenant):
 
         headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
         told = self.ask("PUT", f"{self.url}/files/content", params={"path": "/workspace/only/file"}, content=content(), headers=headers).json()
-        expect(told["size"], size)
+        expect(told["size_bytes"], size)
         self._version, self._now = version, self._then
         self.doing = "looks at its upload"
         self._look()

@@ -170,7 +170,7 @@ async def listening(owner: httpx.AsyncClient, sandbox: str, code: str = SILENT) 
     """
     ran = (await owner.post(f"{sandbox}/processes", json={"argv": ["python3", "-c", code], "background": True})).json()
     told_as = {"Accept": "application/x-ndjson"}
-    async with owner.stream("GET", f"{sandbox}/processes/{ran['process']}/output", params={"follow": "true"}, headers=told_as) as answer:
+    async with owner.stream("GET", f"{sandbox}/processes/{ran['id']}/output", params={"follow": "true"}, headers=told_as) as answer:
         async for line in answer.aiter_lines():
             told = json.loads(line)
             if told["event"] == "output":

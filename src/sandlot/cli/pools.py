@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pool = typer.Typer(help="Sandboxes that are made before anybody asks.", no_args_is_help=True)
 
 PoolName = Annotated[str, typer.Argument(metavar="ID|TEMPLATE", help="The pool: its id, or its template where you have one pool only of that.")]
-_WARM, _MAX, _BLANK = (
+_WARM, _MAX, _PREPARED = (
     "Sandboxes that are always kept ready.",
     "The most that it grows to.",
     "Prepared ones with nothing in them, besides; operators only.",
@@ -28,7 +28,7 @@ def create_pool(  # noqa: PLR0913 - each is an option
     template: TemplateName = None,
     warm: Annotated[int, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = 1,
     most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=f"{_MAX} (default: 4, or --warm)")] = None,
-    blank: Annotated[int | None, typer.Option("--blank", metavar="N", min=0, help=f"{_BLANK} (default: 0)")] = None,
+    prepared: Annotated[int | None, typer.Option("--prepared", metavar="N", min=0, help=f"{_PREPARED} (default: 0)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
     cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores of each. (default: 1)")] = None,
     memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Of each, such as 512M or 2G. (default: 1G)")] = None,
@@ -44,7 +44,7 @@ def create_pool(  # noqa: PLR0913 - each is an option
     words = pairs(metadata, "--metadata") or None
     limits: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
     with asking() as client:
-        made = client.pools.create(template, warm=warm, max=most, blank=blank, isolation=isolation, metadata=words, **limits)
+        made = client.pools.create(template, warm=warm, max=most, prepared=prepared, isolation=isolation, metadata=words, **limits)
     typer.echo(as_json(made) if in_json else made.id)
 
 
@@ -59,7 +59,8 @@ def list_pools(*, in_json: InJson = False) -> None:
     if not found:
         note("There is no pool; `sandlot pool create --template NAME --warm N` makes one.")
         return
-    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "BLANK", "HOT", "MISSED", "HIT RATE", "SNAPSHOT", "OWNER"]
+    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "PREPARED"]
+    heads += ["CLAIMED", "MISSED", "HIT RATE", "SNAPSHOT", "OWNER"]
     table(heads, [_row(each) for each in found])
     for each in found:
         if each.error:
@@ -72,7 +73,7 @@ def set_pool(
     name: PoolName,
     warm: Annotated[int | None, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = None,
     most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=_MAX)] = None,
-    blank: Annotated[int | None, typer.Option("--blank", metavar="N", min=0, help=_BLANK)] = None,
+    prepared: Annotated[int | None, typer.Option("--prepared", metavar="N", min=0, help=_PREPARED)] = None,
     metadata: Metadata = None,
     in_json: InJson = False,
 ) -> None:
@@ -81,14 +82,14 @@ def set_pool(
     Words take the place of all that there are.
     """
     words = pairs(metadata, "--metadata") or None
-    if (warm, most, blank, words) == (None, None, None, None):
-        raise typer.BadParameter("Nothing to change: give --warm, --max, --blank or --metadata.")
+    if (warm, most, prepared, words) == (None, None, None, None):
+        raise typer.BadParameter("Nothing to change: give --warm, --max, --prepared or --metadata.")
     with asking() as client:
-        changed = client.pools.set(name, warm=warm, max=most, blank=blank, metadata=words)
+        changed = client.pools.set(name, warm=warm, max=most, prepared=prepared, metadata=words)
     if in_json:
         typer.echo(as_json(changed))
     else:
-        table(["ID", "WARM", "MAX", "BLANK"], [[changed.id, str(changed.warm), str(changed.max), str(changed.blank)]])
+        table(["ID", "WARM", "MAX", "PREPARED"], [[changed.id, str(changed.warm), str(changed.max), str(changed.prepared)]])
 
 
 @pool.command("rm")
@@ -104,7 +105,7 @@ def remove_pools(*, names: Annotated[list[str], typer.Argument(metavar="ID|TEMPL
 
 
 def _row(info: PoolInfo) -> list[str]:
-    missed = sum(number for path, number in info.claims.items() if path != "hot")
+    missed = sum(number for path, number in info.claims.items() if path != "warm")
     snapshot = "-" if info.snapshot is None else size(info.snapshot.size_bytes)
     return [
         info.id,
@@ -115,8 +116,8 @@ def _row(info: PoolInfo) -> list[str]:
         f"{info.ready}+{info.filling}" if info.filling else str(info.ready),
         str(info.warm),
         str(info.max),
-        f"{info.blank_ready}/{info.blank}",
-        str(info.claims.get("hot", 0)),
+        f"{info.prepared_ready}/{info.prepared}",
+        str(info.claims.get("warm", 0)),
         str(missed),
         "-" if info.hit_rate is None else f"{100 * info.hit_rate:.0f}%",
         snapshot,

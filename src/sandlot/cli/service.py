@@ -58,7 +58,7 @@ def stop(*, in_json: InJson = False) -> None:
 
 
 def capacity(*, in_json: InJson = False) -> None:
-    """Show what the node may promise to sandboxes, what it has promised, and what is left."""
+    """Show the node's allocatable, reserved and available resources."""
     from sandlot.sdk import Client
 
     with Client(autostart=False) as client:
@@ -66,11 +66,11 @@ def capacity(*, in_json: InJson = False) -> None:
     if in_json:
         typer.echo(as_json(found))
         return
-    columns = ("total", "promised", "free")
+    columns = ("allocatable", "reserved", "available")
     rows = [[name, *(size(found[column][f"{name}_bytes"]) for column in columns)] for name in ("memory", "disk")]
     rows.append(["tasks", *(str(found[column]["pids"]) for column in columns)])
     left = found["max_sandboxes"] - found["sandboxes"]
-    table(["WHAT", "TOTAL", "PROMISED", "FREE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
+    table(["RESOURCE", "ALLOCATABLE", "RESERVED", "AVAILABLE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
 
 
 def templates(*, in_json: InJson = False) -> None:

@@ -15,14 +15,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from sandlot.model.errors import InternalError, SandlotError
-from sandlot.sdk.models.code import Execution
-from sandlot.sdk.models.executions import ExecutionInfo, LogEntry
-from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
-from sandlot.sdk.models.pools import TemplateSnapshot
-from sandlot.sdk.models.processes import CommandResult, ProcessInfo
+from sandlot.sdk.models.executions import LogEntry
+from sandlot.sdk.models.files import FileEvent
+from sandlot.sdk.models.processes import ProcessInfo
 from sandlot.sdk.models.programs import ProgramResult
 from sandlot.sdk.models.sandboxes import SandboxInfo
-from sandlot.sdk.models.service import CapacityInfo
 from sandlot.sdk.responses import error_from_problem
 
 if TYPE_CHECKING:
@@ -32,15 +29,8 @@ Json = Mapping[str, Any]
 T = TypeVar("T")
 
 RENAMED: Mapping[type, Mapping[str, str]] = {
-    CapacityInfo: {"allocatable": "total", "reserved": "promised", "available": "free"},
-    CommandResult: {"id": "process", "duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
-    Execution: {"id": "execution", "duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
-    ExecutionInfo: {"duration_s": "duration", "stdout_omitted_bytes": "stdout_omitted", "stderr_omitted_bytes": "stderr_omitted"},
-    FileEntry: {"size_bytes": "size"},
-    ProcessInfo: {"id": "process", "duration_s": "duration", "envs": "env"},
-    ProgramResult: {"id": "execution", "duration_s": "duration", "cpu_s": "cpu"},
-    TemplateSnapshot: {"created_at": "made_at"},
-    WatcherInfo: {"id": "watcher"},
+    ProcessInfo: {"envs": "env"},
+    ProgramResult: {"id": "execution"},
 }
 """Value -> attribute -> field of the API, where the two have different names."""
 
@@ -88,7 +78,7 @@ def _file_event(raw: Json) -> Json:
 
 
 def _log_entry(raw: Json) -> Json:
-    return {**raw, "omitted_bytes": raw.get("omitted", raw.get("bytes", 0))}
+    return {**raw, "omitted_bytes": raw.get("omitted_bytes", raw.get("lost_bytes", 0))}
 
 
 _PREPARED: Mapping[type, Callable[[Json], Json]] = {SandboxInfo: _flat_exit, FileEvent: _file_event, LogEntry: _log_entry}

@@ -195,7 +195,7 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
         isolation=isolation,
         network=None if network is None else {"mode": network.mode if isinstance(network, Network) else network},
         volumes=None if volumes is None else mounts_body(volumes),
-        files=None if file_ids is None else list(file_ids),
+        file_ids=None if file_ids is None else list(file_ids),
     )
 
 
@@ -203,7 +203,7 @@ def sandboxes_query(*, state: str | Iterable[str] | None, metadata: Mapping[str,
     """Return the query of a list of sandboxes."""
     states = state if isinstance(state, str) or state is None else ",".join(state)
     entries = [f"{key}={value}" for key, value in (metadata or {}).items()]
-    return omit_none(state=states, metadata=entries or None, all="true" if ended else None, name=name)
+    return omit_none(state=states, metadata=entries or None, ended="true" if ended else None, name=name)
 
 
 def page_size(left: int | None) -> int | None:

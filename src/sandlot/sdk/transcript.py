@@ -87,7 +87,7 @@ class Transcript:
                 self.events += 1
                 return self._told(event.name, data)
             case "accepted" | "started":
-                self.id = str(data.get("process") or data.get("execution") or self.id)
+                self.id = str(data.get("id") or self.id)
                 self.pid = data.get("pid")
                 if event.name == "started" and "execution_count" in data:
                     self.events += 1
@@ -166,5 +166,5 @@ class Transcript:
 
     def _lost(self, data: dict[str, Any]) -> Output:
         stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
-        self.stream(stream).skip(int(data["bytes"]))
-        return Output(stream, b"", int(data["bytes"]))
+        self.stream(stream).skip(int(data["lost_bytes"]))
+        return Output(stream, b"", int(data["lost_bytes"]))

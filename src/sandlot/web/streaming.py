@@ -269,7 +269,7 @@ class OutputEvents:
         splitter = self._splitters[item.channel]
         if isinstance(item, OutputGap):
             flushed = self._flush(item.channel)
-            return [*flushed, self._event(item.channel, "lost", item.offset + item.bytes, {"bytes": item.bytes})]
+            return [*flushed, self._event(item.channel, "lost", item.offset + item.bytes, {"lost_bytes": item.bytes})]
         piece = splitter.push(item.data, item.offset)
         return self._piece(item.channel, piece, item.offset + len(item.data) - splitter.held_bytes)
 

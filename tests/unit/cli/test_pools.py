@@ -13,9 +13,9 @@ from tests.unit.sdk.test_pools import POOL
 
 def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(201, POOL))
-    assert dispatch(["pool", "create", "-t", "base", "--warm", "2", "--max", "4", "--blank", "1", "--memory", "512M"]) == 0
+    assert dispatch(["pool", "create", "-t", "base", "--warm", "2", "--max", "4", "--prepared", "1", "--memory", "512M"]) == 0
     assert capsys.readouterr().out == f"{POOL['id']}\n"
-    assert there.seen[-1].json() == {"template": "base", "limits": {"memory_bytes": 512 << 20}, "warm": 2, "max": 4, "blank": 1}
+    assert there.seen[-1].json() == {"template": "base", "limits": {"memory_bytes": 512 << 20}, "warm": 2, "max": 4, "prepared": 1}
     there.say(Reply(201, POOL))
     assert dispatch(["pool", "create", "--metadata", "team=blue", "-m", "for=a=b"]) == 0
     assert there.seen[-1].json() == {"warm": 1, "metadata": {"team": "blue", "for": "a=b"}}
@@ -37,7 +37,7 @@ def test_ls_tells_what_waits_and_how_many_requests_were_answered(there: Script, 
     assert dispatch(["pool", "ls"]) == 0
     assert "sandlot pool create" in capsys.readouterr().err
     assert dispatch(["pool", "ls", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["claims"]["hot"] == 3
+    assert json.loads(capsys.readouterr().out)[0]["claims"]["warm"] == 3
 
 
 def test_set_needs_something_to_set(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, ca
         "name": "mine",
         "metadata": {"user": "alice"},
         "env": {"A": "b"},
-        "files": ["file-1"],
+        "file_ids": ["file-1"],
         "network": {"mode": "none"},
         "limits": {"cpus": 0.5},
     }
@@ -55,7 +55,7 @@ def test_ls_asks_for_state_and_metadata_and_prints_a_table(there: Script, capsys
         Reply(200, {"sandboxes": [BOX, {**BOX, "id": "sb-2", "name": None, "persistent": False, "exit": {"reason": "oom"}}], "next_cursor": None})
     )
     assert dispatch(["ls", "--state", "running", "--state", "paused", "-m", "user=alice", "-m", "a=b", "--all", "--limit", "5"]) == 0
-    assert parse_qs(there.seen[0].query) == {"state": ["running,paused"], "metadata": ["user=alice", "a=b"], "all": ["true"], "limit": ["5"]}
+    assert parse_qs(there.seen[0].query) == {"state": ["running,paused"], "metadata": ["user=alice", "a=b"], "ended": ["true"], "limit": ["5"]}
     heads, first, second = capsys.readouterr().out.splitlines()
     assert heads.split() == ["ID", "NAME", "TEMPLATE", "ISOLATION", "STATE", "AGE", "ENDS", "IN"]
     assert (first.split()[:2], first.split()[-1]) == ([BOX["id"], "mine"], "never")

@@ -7,8 +7,8 @@ import pytest
 from sandlot import AsyncSandbox, CommandResult, ErrorCode, Execution, ExecutionFailedError, Sandbox
 from tests.unit.sdk.scripted import Reply, Script, events
 
-FAILED = {"process": "p1", "exit_code": 3, "stderr": "no", "reason": "exited"}
-RAISED = {"execution": "e1", "status": "error", "error": {"name": "KeyError", "value": "'x'", "traceback": []}, "done": True}
+FAILED = {"id": "p1", "exit_code": 3, "stderr": "no", "reason": "exited"}
+RAISED = {"id": "e1", "status": "error", "error": {"name": "KeyError", "value": "'x'", "traceback": []}, "done": True}
 
 
 def test_check_returns_a_successful_result() -> None:
@@ -47,12 +47,12 @@ def test_runs_are_checked_on_request(service: Script, sandbox: Sandbox) -> None:
 
 
 def test_handles_are_checked_on_request(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(201, {"process": "p1", "pid": 5}), events(("exit", FAILED)))
+    service.say(Reply(201, {"id": "p1", "pid": 5}), events(("exit", FAILED)))
     command = sandbox.commands.run("x", background=True)
     with pytest.raises(ExecutionFailedError):
         command.wait(check=True)
     assert command.result is not None
-    service.say(Reply(202, {"execution": "e1", "context": "default"}), events(("exit", RAISED)))
+    service.say(Reply(202, {"id": "e1", "context": "default"}), events(("exit", RAISED)))
     code = sandbox.run_code("x", background=True)
     with pytest.raises(ExecutionFailedError):
         code.wait(check=True)

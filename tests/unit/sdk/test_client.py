@@ -16,7 +16,7 @@ from sandlot.sdk.http import ConnectionLostError
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
-DONE = {"process": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration": 0.1}
+DONE = {"id": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration_s": 0.1}
 
 
 def test_the_key_and_the_name_of_the_client_are_sent(service: Script) -> None:
@@ -183,7 +183,7 @@ def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> No
 
 
 def test_sandboxes_are_listed_by_name_and_processes_restarted(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"process": "new", "pid": 7}))
+    service.say(Reply(201, SANDBOX), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}), Reply(201, {"id": "new", "pid": 7}))
     Sandbox.create(name="n", url=service.url).close()
     assert service.seen[-1].json() == {"name": "n"}
     assert [each.id for each in Sandbox.list(name="n", url=service.url)] == [SANDBOX["id"]]
@@ -201,7 +201,7 @@ def test_connecting_to_an_ended_sandbox_says_why(service: Script, client: Client
 def test_a_stream_without_its_end_is_not_a_result(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     for cut in (True, False):
         with subtests.test(cut=cut):
-            service.say(events(("started", {"process": "p1"}), cut=cut))
+            service.say(events(("started", {"id": "p1"}), cut=cut))
             with pytest.raises(UnavailableError):
                 sandbox.commands.run("x", on_stdout=lambda _: None)
 
@@ -229,14 +229,14 @@ def feeding(service: Script, fed: list[bytes], *, refused: Reply | None = None) 
 
 
 def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place of a list
-    yield b'event: started\ndata: {"process": "p1"}\n\n'
+    yield b'event: started\ndata: {"id": "p1"}\n\n'
     while b"<end>" not in fed:
         time.sleep(0.01)
-    yield b'event: exit\ndata: {"process": "p1", "exit_code": 0}\n\n'
+    yield b'event: exit\ndata: {"id": "p1", "exit_code": 0}\n\n'
 
 
 def test_a_piece_of_standard_input_that_is_sent_again_says_where_it_belongs(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(200, {"process": "p1", "pid": 1}), Reply(200, {"stdin_bytes": 1}), problem(503, "busy", retryable=True), Reply(200), Reply(204))
+    service.say(Reply(200, {"id": "p1", "pid": 1}), Reply(200, {"stdin_bytes": 1}), problem(503, "busy", retryable=True), Reply(200), Reply(204))
     sandbox.commands.run("cat", stdin=b"\xff" * 262_145, background=True)
     sent = [(seen.query, len(seen.body)) for seen in service.seen if seen.method == "POST" and seen.path.endswith("/stdin")]
     assert sent == [("offset=0", 262_144), ("offset=262144", 1), ("offset=262144", 1)]
@@ -283,7 +283,7 @@ async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(servic
 
 
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(201, {"process": "p1", "pid": 9}))
+    service.say(Reply(201, {"id": "p1", "pid": 9}))
     handle = sandbox.commands.run("x", background=True)
     assert service.seen[-1].json()["timeout"] is None
     service.say(events(("output", {"stream": "stdout", "offset": 0, "data": "ab"}), cut=True))

@@ -21,9 +21,9 @@ from sandlot.sdk import (
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
 BASE = f"/v1/sandboxes/{SANDBOX['id']}"
-ACCEPTED = ("accepted", {"execution": "e1"})
-STARTED = ("started", {"execution": "e1", "execution_count": 3})
-DONE: dict[str, Any] = {"execution": "e1", "status": "ok", "execution_count": 3, "duration": 0.1}
+ACCEPTED = ("accepted", {"id": "e1"})
+STARTED = ("started", {"id": "e1", "execution_count": 3})
+DONE: dict[str, Any] = {"id": "e1", "status": "ok", "execution_count": 3, "duration_s": 0.1}
 CONTEXT = {"id": "ctx-0123456789abcdef", "language": "python", "cwd": "/workspace", "state": "idle", "execution_count": 2, "pid": 17}
 
 
@@ -140,7 +140,7 @@ async def test_asynchronous_callbacks_are_awaited_in_order(service: Script, asyn
 
 
 def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(service: Script, sandbox: Sandbox) -> None:
-    service.say(Reply(202, {"execution": "e1", "context": "default"}))
+    service.say(Reply(202, {"id": "e1", "context": "default"}))
     handle = sandbox.run_code("x", background=True)
     assert service.seen[-1].json()["background"] is True
     assert (handle.id, handle.result) == ("e1", None)

@@ -84,13 +84,13 @@ def test_names_times_and_reasons_of_a_sandbox() -> None:
 
 
 def test_environment_of_a_process_has_the_name_of_the_sdk() -> None:
-    process = structure(ProcessInfo, {"process": "p", "pid": 1, "argv": ["a"], "running": True, "env": {"A": "b"}, "duration": 1})
+    process = structure(ProcessInfo, {"id": "p", "pid": 1, "argv": ["a"], "running": True, "env": {"A": "b"}, "duration_s": 1})
     assert (process.id, process.argv, process.envs, process.duration_s) == ("p", ("a",), {"A": "b"}, 1.0)
 
 
 def test_omitted_bytes_of_a_log_entry_and_of_an_event() -> None:
-    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "omitted": 5}).omitted_bytes == 5
-    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "bytes": 7}).omitted_bytes == 7
+    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "omitted_bytes": 5}).omitted_bytes == 5
+    assert structure(LogEntry, {"execution": "e", "stream": "stdout", "lost_bytes": 7}).omitted_bytes == 7
 
 
 def test_error_of_a_batch_item_is_an_exception() -> None:

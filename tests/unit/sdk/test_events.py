@@ -15,7 +15,7 @@ from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 AT = "2026-01-01T00:00:00Z"
 FILE = {"id": "file-a", "filename": "a.txt", "media_type": "text/plain", "size_bytes": 3, "sha256": "0", "created_at": AT, "sandbox": None}
-RUN = {"id": "e1", "sandbox": "sb", "kind": "code", "status": "ok", "created_at": AT, "code": "1", "argv": None, "duration": 0.5}
+RUN = {"id": "e1", "sandbox": "sb", "kind": "code", "status": "ok", "created_at": AT, "code": "1", "argv": None, "duration_s": 0.5}
 
 
 def happened(sequence: int) -> tuple[str, dict[str, Any]]:

@@ -10,10 +10,11 @@ from sandlot.model.errors import UnavailableError
 from sandlot.sdk import Client, Output, Sandbox, retries
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
-ENDED = {"process": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration": 0.1}
-FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "stdout_omitted": 0, "stderr_omitted": 0, "files": None, "files_more": False}
+ENDED = {"id": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration_s": 0.1}
+FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "files": None, "files_more": False}
+FINISHED |= {"stdout_omitted_bytes": 0, "stderr_omitted_bytes": 0}
 TOLD = events(
-    ("started", {"process": "p1", "pid": 7}),
+    ("started", {"id": "p1", "pid": 7}),
     ("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "read\n"}),
     ("output", {"stream": "stderr", "offset": 0, "encoding": "base64", "data": base64.b64encode(b"no such package\n").decode()}),
     ("exit", ENDED),

@@ -13,14 +13,14 @@ from sandlot.sdk import ListeningPort, LogEntry, Sandbox
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
 AT = "2026-01-01T00:00:00Z"
-ENTRY = {"execution": "e1", "at": AT, "stream": "stdout", "text": "one\n", "omitted": 0, "running": False}
-ERROR = {**ENTRY, "stream": "stderr", "text": "bad\n", "omitted": 7}
+ENTRY = {"execution": "e1", "at": AT, "stream": "stdout", "text": "one\n", "omitted_bytes": 0, "running": False}
+ERROR = {**ENTRY, "stream": "stderr", "text": "bad\n", "omitted_bytes": 7}
 PORTS = {"ports": [{"port": 22, "address": "::1"}, {"port": 8000, "address": "0.0.0.0"}]}  # noqa: S104 - what is told
 LOGS = {"entries": [ENTRY, ERROR], "more": False}
 STREAM: list[tuple[str, dict[str, Any]]] = [
     ("entry", ENTRY),
     ("output", {"execution": "e2", "stream": "stderr", "text": "half"}),
-    ("lost", {"execution": "e2", "stream": "stderr", "bytes": 9}),
+    ("lost", {"execution": "e2", "stream": "stderr", "lost_bytes": 9}),
     ("over", {"execution": "e2"}),
     ("ended", {"sandbox": "sb"}),
 ]

@@ -30,7 +30,7 @@ def test_names_are_quoted_in_paths(client: Client, service: Script) -> None:
 def test_only_passed_fields_are_sent(client: Client, service: Script) -> None:
     calls: list[tuple[Callable[[], Any], dict[str, Any]]] = [
         (client.pools.create, {"warm": 1}),
-        (lambda: client.pools.set("base", blank=0), {"blank": 0}),
+        (lambda: client.pools.set("base", prepared=0), {"prepared": 0}),
         (lambda: client.pools.set("base", metadata={}), {"metadata": {}}),
         (lambda: client.webhooks.create("https://example.com/", enabled=False), {"url": "https://example.com/", "enabled": False}),
         (lambda: client.webhooks.update("x", events=[], enabled=False), {"events": [], "enabled": False}),

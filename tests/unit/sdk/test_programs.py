@@ -15,8 +15,8 @@ from sandlot.sdk.requests import batch_body
 from sandlot.sdk.responses import JsonLines
 from tests.unit.sdk.scripted import Reply, Script
 
-RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration": 0.5}
-RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
+RESULT = {"status": "completed", "language": "bash", "stdout": "1\n", "stderr": "", "exit_code": 0, "signal": None, "duration_s": 0.5}
+RESULT |= {"cpu_s": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
 PROBLEM = {
     "type": "about:blank",
     "title": "Not Found",

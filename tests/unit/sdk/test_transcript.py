@@ -56,7 +56,7 @@ def test_what_was_read_before_is_not_taken_again() -> None:
 
 def test_a_gap_is_counted_whether_it_is_told_or_seen() -> None:
     transcript = Transcript()
-    assert transcript.feed(Event("lost", {"stream": "stdout", "bytes": 100})) == Output("stdout", b"", 100)
+    assert transcript.feed(Event("lost", {"stream": "stdout", "lost_bytes": 100})) == Output("stdout", b"", 100)
     assert transcript.feed(output(b"x", 100)) == Output("stdout", b"x")
     assert transcript.feed(output(b"y", 111)) == Output("stdout", b"y", 10)
     assert transcript.stdout.offset == 112
@@ -81,10 +81,10 @@ def test_the_first_and_last_mib_are_kept(subtests: pytest.Subtests) -> None:
 
 def test_a_command_ends_with_its_exit_event() -> None:
     transcript = Transcript()
-    transcript.feed(Event("started", {"process": "p1", "pid": 7}))
+    transcript.feed(Event("started", {"id": "p1", "pid": 7}))
     transcript.feed(output(b"hi\n", 0))
     assert transcript.command_result() is None
-    transcript.feed(Event("exit", {"process": "p1", "exit_code": 137, "signal": 9, "reason": "timeout", "duration": 1.5}))
+    transcript.feed(Event("exit", {"id": "p1", "exit_code": 137, "signal": 9, "reason": "timeout", "duration_s": 1.5}))
     result = transcript.command_result()
     assert result is not None
     assert (transcript.id, transcript.pid) == ("p1", 7)
@@ -99,7 +99,7 @@ def test_a_cell_collects_results_and_its_error() -> None:
     failed = {"name": "KeyError", "value": "'x'", "traceback": ["Traceback", "KeyError: 'x'"]}
     assert transcript.feed(Event("error", failed)) == ExceptionInfo("KeyError", "'x'", ("Traceback", "KeyError: 'x'"))
     assert transcript.feed(Event("of a later version", {"x": 1})) is None
-    transcript.feed(Event("exit", {"execution": "e1", "status": "error", "execution_count": 3, "duration": 0.5}))
+    transcript.feed(Event("exit", {"id": "e1", "status": "error", "execution_count": 3, "duration_s": 0.5}))
     execution = transcript.execution()
     assert execution is not None
     assert (execution.text, execution.exit_code, execution.execution_count, execution.id) == ("1", 1, 3, "e1")

@@ -81,7 +81,7 @@ def test_broken_watch_is_an_error(service: Script, sandbox: Sandbox) -> None:
 
 def test_watchers_are_created_read_and_deleted(service: Script, sandbox: Sandbox) -> None:
     watchers = sandbox.files.watchers
-    raw = {"watcher": "w1", "id": "w1", "path": "/workspace", "recursive": True, "by": "inotify"}
+    raw = {"id": "w1", "path": "/workspace", "recursive": True, "by": "inotify"}
     service.say(
         Reply(201, raw), Reply(200, {"watchers": [raw]}), Reply(200, {"events": [{"event": "created", "path": "/a", "kind": "file"}]}), Reply(204)
     )

@@ -156,7 +156,7 @@ async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(s
 
         for allowed in (b"x" * 1000, pieces(1000)):
             response = await upload(allowed)
-            assert (response.status_code, response.json()["size"]) == (200, 1000)
+            assert (response.status_code, response.json()["size_bytes"]) == (200, 1000)
         for too_large in (b"x" * 1500, pieces(1500)):
             refused = await upload(too_large)
             assert (refused.status_code, refused.json()["code"]) == (429, "quota_exceeded")
@@ -204,7 +204,7 @@ async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
     async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
         sandbox = await at.sandbox()
         url = f"/v1/sandboxes/{sandbox.id}/files/content?path=/workspace/a"
-        assert (await http.put(url, content=b"x" * MIB)).json()["size"] == MIB
+        assert (await http.put(url, content=b"x" * MIB)).json()["size_bytes"] == MIB
 
         async def more() -> AsyncIterator[bytes]:
             for _ in range(20):

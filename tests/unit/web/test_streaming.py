@@ -56,7 +56,7 @@ def test_a_gap_comes_after_what_was_before_it() -> None:
     ], "what waits for its other half is not passed over"
     held, lost = output.feed(OutputGap(STDOUT, 10, 2))
     assert held.data["data"] == base64.b64encode(b"\xc3").decode()
-    assert lost.data == {"stream": "stdout", "bytes": 10}
+    assert lost.data == {"stream": "stdout", "lost_bytes": 10}
     (after,) = output.feed(Output(STDOUT, 12, b"b"))
     assert after.data["offset"] == 12
     assert output.end() == []

@@ -33,7 +33,7 @@ KEY = f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n"
 async def terminal(at: Bench, http: httpx.AsyncClient, command: str = "cat") -> AsyncIterator[tuple[str, ClientConnection]]:
     """The path of a terminal, and a connection to it."""
     url = f"/v1/sandboxes/{(await at.sandbox()).id}/processes"
-    process = (await http.post(url, json={"command": command, "pty": {}, "background": True})).json()["process"]
+    process = (await http.post(url, json={"command": command, "pty": {}, "background": True})).json()["id"]
     path = f"{url}/{process}/terminal"
     async with unix_connect(str(at.service.settings.socket), f"ws://sandlot{path}", compression=None) as connection:
         await connection.recv()

@@ -45,8 +45,8 @@ class Pool:
         Raises:
             CannotError: They do not come.
         """
-        self._info = await self._rig.client.pools.set(self._info.id, blank=count)
-        await self._until(lambda info: info.blank_ready >= count if count else not info.blank_ready, f"{count} prepared sandboxes")
+        self._info = await self._rig.client.pools.set(self._info.id, prepared=count)
+        await self._until(lambda info: info.prepared_ready >= count if count else not info.prepared_ready, f"{count} prepared sandboxes")
 
     async def restorable(self) -> bool:
         """Wait until the snapshot of its template is there; whether there is one, as there is none where the isolation cannot."""
@@ -76,7 +76,7 @@ async def settled(rig: Rig) -> None:
 
 
 def _is_at_work(pool: PoolInfo) -> bool:
-    return not pool.error and (bool(pool.filling) or pool.ready < pool.warm or pool.blank_ready < pool.blank)
+    return not pool.error and (bool(pool.filling) or pool.ready < pool.warm or pool.prepared_ready < pool.prepared)
 
 
 @asynccontextmanager
@@ -114,9 +114,9 @@ async def _sized(rig: Rig, template: str, warm: int, limits: Limits) -> AsyncIte
     before = same[0] if same else None
     if before is None:
         disk, pids = limits.disk_bytes, limits.pids
-        pool = await pools.create(template, warm=warm, max=warm, blank=0, isolation=isolation, disk=disk, pids=pids)
+        pool = await pools.create(template, warm=warm, max=warm, prepared=0, isolation=isolation, disk=disk, pids=pids)
     else:
-        pool = await pools.set(before.id, warm=warm, max=warm, blank=0)
+        pool = await pools.set(before.id, warm=warm, max=warm, prepared=0)
     rig.pools[pool.id] = before
     try:
         yield Pool(rig, pool)
@@ -134,7 +134,7 @@ async def restored(rig: Rig, pool: str) -> None:
     if before is None:
         await rig.client.pools.remove(pool)
     else:
-        await rig.client.pools.set(pool, warm=before.warm, max=before.max, blank=before.blank)
+        await rig.client.pools.set(pool, warm=before.warm, max=before.max, prepared=before.prepared)
 
 
 async def all_restored(rig: Rig) -> None:

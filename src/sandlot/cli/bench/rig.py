@@ -122,8 +122,8 @@ class Rig:
         except SandlotError:
             return most
         self.aside = grown(made, await self.made_by() or {})
-        takes = {name: after["promised"][name] - before["promised"][name] for name in before["free"]}
-        fits = [before["free"][name] // taken for name, taken in takes.items() if taken > 0]
+        takes = {name: after["reserved"][name] - before["reserved"][name] for name in before["available"]}
+        fits = [before["available"][name] // taken for name, taken in takes.items() if taken > 0]
         return max(0, int(min(most, before["max_sandboxes"] - before["sandboxes"] - 1, *(count - 1 for count in fits))))
 
     async def warm(self, template: str) -> AsyncSandbox:

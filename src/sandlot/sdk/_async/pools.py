@@ -22,7 +22,7 @@ class AsyncPools:
         *,
         warm: int = 1,
         max: int | None = None,  # noqa: A002 - the word
-        blank: int | None = None,
+        prepared: int | None = None,
         isolation: str | None = None,
         cpus: float | None = None,
         memory: str | int | None = None,
@@ -36,7 +36,7 @@ class AsyncPools:
             template: What they are made from; by default what a sandbox is made from.
             warm: How many are always kept ready.
             max: How many there are at most: the pool grows towards that while requests find it empty. Left out, 4, or ``warm`` where that is more.
-            blank: How many prepared ones with nothing in them are kept besides; for operators.
+            prepared: How many prepared ones with nothing in them are kept besides; for operators.
             isolation: The driver that isolates them; by default the service's.
             cpus: Cores of each. A request for a sandbox is answered from a pool where its limits are the pool's.
             memory: Memory of each: bytes, or such as ``"2G"``.
@@ -54,7 +54,7 @@ class AsyncPools:
             UnsupportedError: Sandboxes of that isolation cannot wait; says why.
         """
         limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
-        body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, blank=blank)
+        body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, prepared=prepared)
         if metadata is not None:
             body["metadata"] = dict(metadata)
         return structure(PoolInfo, await self._transport.request("POST", "/v1/pools", body=body))
@@ -81,7 +81,7 @@ class AsyncPools:
         *,
         warm: int | None = None,
         max: int | None = None,  # noqa: A002 - the word
-        blank: int | None = None,
+        prepared: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> PoolInfo:
         """Change how much a pool holds and what you say of it, also after a restart of the service.
@@ -90,7 +90,7 @@ class AsyncPools:
             pool: Its id, or its template where you have one pool only of that.
             warm: As in :meth:`create`; what is left out stays.
             max: Likewise.
-            blank: Likewise.
+            prepared: Likewise.
             metadata: Your own words: these take the place of what there is; left out, it stays.
 
         Returns:
@@ -102,7 +102,7 @@ class AsyncPools:
             LimitError: You may not have so many sandboxes.
         """
         words = None if metadata is None else dict(metadata)
-        body = requests.omit_none(warm=warm, max=max, blank=blank, metadata=words)
+        body = requests.omit_none(warm=warm, max=max, prepared=prepared, metadata=words)
         return structure(PoolInfo, await self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
     async def remove(self, pool: str) -> None:

@@ -643,7 +643,7 @@ class AsyncSandbox:
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
             response = await self._transport.request("POST", path, body={**body, "background": True}, headers=headers, idempotent=True)
-            return AsyncCodeHandle(self._transport, path, Transcript(id=str(response["execution"])), callbacks)
+            return AsyncCodeHandle(self._transport, path, Transcript(id=str(response["id"])), callbacks)
         if not callbacks and self._transport.can_wait_silently:
             execution = await run_to_response(self._transport, path, body, headers)
         else:

@@ -159,7 +159,7 @@ class Commands:
 
     def restart(self, id: str) -> str:  # noqa: A002 - the word of the API
         """Kill a process if it runs, start its command again in the background, and return the id of the new process."""
-        return str((self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["process"])
+        return str((self._transport.request("POST", f"{self._path}/{requests.path_segment(id)}/restart"))["id"])
 
     def send_stdin(self, id: str, data: str | bytes, *, offset: int | None = None) -> int:  # noqa: A002 - the word of the API
         """Write to the standard input of a process that was started with ``stdin=True``; see :meth:`CommandHandle.send_stdin`."""
@@ -178,7 +178,7 @@ class Commands:
         on_stderr: backend.Callback[str] | None,
     ) -> CommandHandle:
         response = self._transport.request("POST", self._path, body=body)
-        handle = self._handle(Transcript(id=str(response["process"]), pid=response.get("pid")), on_stdout, on_stderr)
+        handle = self._handle(Transcript(id=str(response["id"]), pid=response.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
             sent = 0
             for piece in backend.chunks(stdin):

@@ -57,7 +57,7 @@ class Pty:
         """
         body = requests.process_body(cmd, envs=envs, cwd=cwd, user=user, timeout=timeout, background=True, stdin=None, stdin_open=False, tag=tag)
         response = self._transport.request("POST", self._path, body={**body, "pty": {"rows": rows, "cols": cols}})
-        return self.connect(str(response["process"]), offset=0)
+        return self.connect(str(response["id"]), offset=0)
 
     @backend.awaitable_context
     def connect(
@@ -194,8 +194,8 @@ class Terminal:
             case "started":
                 self._pid, self.offset = int(event["pid"]), int(event["offset"])
             case "lost":
-                self.lost_bytes += int(event["bytes"])
-                self.offset += int(event["bytes"])
+                self.lost_bytes += int(event["lost_bytes"])
+                self.offset += int(event["lost_bytes"])
             case "exit":
                 self._end = event
             case "failure":

@@ -644,7 +644,7 @@ class Sandbox:
         callbacks = Callbacks(on_stdout, on_stderr, on_result, on_error)
         if background:
             response = self._transport.request("POST", path, body={**body, "background": True}, headers=headers, idempotent=True)
-            return CodeHandle(self._transport, path, Transcript(id=str(response["execution"])), callbacks)
+            return CodeHandle(self._transport, path, Transcript(id=str(response["id"])), callbacks)
         if not callbacks and self._transport.can_wait_silently:
             execution = run_to_response(self._transport, path, body, headers)
         else:

@@ -34,10 +34,10 @@ class PoolInfo:
         limits: Limits of each sandbox.
         warm: Number of warm sandboxes that the pool keeps ready.
         max: Largest number of warm sandboxes.
-        blank: Number of prepared sandboxes that the pool keeps ready besides.
+        prepared: Number of prepared sandboxes that the pool keeps ready besides.
         ready: Number of warm sandboxes that are ready now.
         filling: Number of sandboxes that are being started.
-        blank_ready: Number of prepared sandboxes that are ready now.
+        prepared_ready: Number of prepared sandboxes that are ready now.
         claims: Number of creates by start path, since the start of the service.
         hit_rate: Share of the creates that got a warm sandbox, 0 to 1; None before the first create.
         snapshot: Snapshot of the template; None if there is none.
@@ -52,10 +52,10 @@ class PoolInfo:
     limits: Limits
     warm: int
     max: int
-    blank: int = 0
+    prepared: int = 0
     ready: int = 0
     filling: int = 0
-    blank_ready: int = 0
+    prepared_ready: int = 0
     claims: Mapping[str, int] = field(default_factory=dict)
     hit_rate: float | None = None
     snapshot: TemplateSnapshot | None = None

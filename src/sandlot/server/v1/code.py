@@ -83,7 +83,7 @@ class GetCodeQuery(QueryModel):
 class AcceptedExecutionResponse(ResponseModel):
     """A run in the background."""
 
-    execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
+    id: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
 
 
 class DisplayResponse(ResponseModel):
@@ -119,12 +119,12 @@ class CodeErrorResponse(ResponseModel):
 class CodeOutcomeResponse(ResponseModel):
     """How a cell ended."""
 
-    execution: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
+    id: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
     status: str = Field(description=_STATUS, examples=["ok"])
     timed_out: bool = Field(description="True if the timeout of the cell ended it.")
     fault: Fault | None = Field(description="Cause of a failure; null if the cell runs or its status is `ok`.")
     execution_count: int
-    duration: float = Field(description="Seconds.")
+    duration_s: float
 
     @classmethod
     def of(cls, outcome: CodeStatus) -> CodeOutcomeResponse:
@@ -137,8 +137,8 @@ class CodeResultResponse(CodeOutcomeResponse):
 
     stdout: str
     stderr: str
-    stdout_omitted: int
-    stderr_omitted: int
+    stdout_omitted_bytes: int
+    stderr_omitted_bytes: int
     results: list[DisplayResponse] = Field(description="As a notebook shows them in the end: updates in their places, and without what was cleared.")
     results_omitted: int
     error: CodeErrorResponse | None
@@ -199,12 +199,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a guest said
 
 def _cell(outcome: CodeStatus) -> dict[str, Any]:
     return {
-        "execution": outcome.execution,
+        "id": outcome.execution,
         "status": outcome.status,
         "timed_out": outcome.timed_out,
         "fault": outcome.fault,
         "execution_count": outcome.execution_count,
-        "duration": outcome.duration_s,
+        "duration_s": outcome.duration_s,
     }
 
 
@@ -221,13 +221,13 @@ def _executed(done: CodeResult) -> dict[str, Any]:
 class CodeAcceptedEvent(ResponseModel):
     """A cell runs, or waits for its turn."""
 
-    execution: str
+    id: str
 
 
 class CodeStartedEvent(ResponseModel):
     """A cell's turn has come."""
 
-    execution: str
+    id: str
     execution_count: int = Field(description="The number of the cell in its context.")
 
 
@@ -269,7 +269,7 @@ async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_
     """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
     code, principal, cell = get_node(request).code, get_principal(request), body.cell()
     if body.background:
-        return json_response(AcceptedExecutionResponse(execution=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
+        return json_response(AcceptedExecutionResponse(id=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
         return streaming.event_response(request, _told(stream, CodePosition()), stream.aclose)
@@ -327,7 +327,7 @@ async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator
             yield told._replace(id=f"{output.position}-{events}")
         if isinstance(item, CodeAccepted):
             execution = item.execution
-            yield streaming.StreamEvent("accepted", {"execution": execution}, f"{output.position}-{events}")
+            yield streaming.StreamEvent("accepted", {"id": execution}, f"{output.position}-{events}")
         elif isinstance(item, CodeEnded):
             yield streaming.StreamEvent("exit", CodeOutcomeResponse.of(item.status).model_dump())
         else:
@@ -337,7 +337,7 @@ async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator
 
 def _event(execution: str, item: CellStarted | Display | Cleared | CellError) -> streaming.StreamEvent:
     if isinstance(item, CellStarted):
-        return streaming.StreamEvent("started", {"execution": execution, "execution_count": item.count})
+        return streaming.StreamEvent("started", {"id": execution, "execution_count": item.count})
     if isinstance(item, Display):
         return streaming.StreamEvent("display", DisplayResponse.of(item).model_dump())
     if isinstance(item, Cleared):

@@ -39,11 +39,11 @@ class ExecutionResponse(ResponseModel):
         description="Exit code of a command, as in a shell: 128 + signal if a signal ended the command; 124 if its timeout ended the command."
     )
     fault: Fault | None = Field(description="Cause of a failure; null if the execution runs or has not failed.")
-    duration: float | None = Field(description="Seconds; null while it runs.")
+    duration_s: float | None = Field(description="Null while it runs.")
     stdout: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
     stderr: str
-    stdout_omitted: int
-    stderr_omitted: int
+    stdout_omitted_bytes: int
+    stderr_omitted_bytes: int
     error: str | None = Field(description="Of code that raised.")
     files: int | None = Field(description="How many files it made or changed, where that was asked for.")
 
@@ -64,11 +64,11 @@ class ExecutionResponse(ResponseModel):
             timed_out=record.status == "timeout",
             fault=record.fault,
             exit_code=record.exit_code,
-            duration=record.duration_s,
+            duration_s=record.duration_s,
             stdout=record.stdout,
             stderr=record.stderr,
-            stdout_omitted=record.stdout_omitted_bytes,
-            stderr_omitted=record.stderr_omitted_bytes,
+            stdout_omitted_bytes=record.stdout_omitted_bytes,
+            stderr_omitted_bytes=record.stderr_omitted_bytes,
             error=record.error,
             files=record.files,
         )
@@ -99,7 +99,7 @@ class LogEntryResponse(ResponseModel):
     at: datetime = Field(description="When it was begun.")
     stream: StreamName
     text: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
-    omitted: int = Field(description="Bytes that are not there.")
+    omitted_bytes: int
     running: bool = Field(description="Whether it may write more.")
 
     @classmethod
@@ -110,7 +110,7 @@ class LogEntryResponse(ResponseModel):
             at=entry.at,
             stream=STREAM_NAMES[entry.channel],
             text=entry.text,
-            omitted=entry.omitted,
+            omitted_bytes=entry.omitted,
             running=entry.end is not None,
         )
 
@@ -141,7 +141,7 @@ class LogLostEvent(ResponseModel):
 
     execution: str
     stream: StreamName
-    bytes: int
+    lost_bytes: int
 
 
 class LogExecutionEndedEvent(ResponseModel):
@@ -203,7 +203,7 @@ async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | L
             case LogOutput():
                 yield streaming.StreamEvent("output", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "text": item.text})
             case LogGap():
-                yield streaming.StreamEvent("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "bytes": item.bytes})
+                yield streaming.StreamEvent("lost", {"execution": item.execution, "stream": STREAM_NAMES[item.channel], "lost_bytes": item.bytes})
             case LogEnd():
                 yield streaming.StreamEvent("over", {"execution": item.execution})
     yield streaming.StreamEvent("ended", {"sandbox": sandbox})

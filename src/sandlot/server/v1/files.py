@@ -33,7 +33,7 @@ class FileEntryResponse(ResponseModel):
     name: str
     path: str
     kind: str
-    size: int
+    size_bytes: int
     mode: int
     uid: int
     gid: int
@@ -47,7 +47,7 @@ class FileEntryResponse(ResponseModel):
             name=entry.name,
             path=entry.path,
             kind=entry.kind,
-            size=entry.size,
+            size_bytes=entry.size,
             mode=entry.mode,
             uid=entry.uid,
             gid=entry.gid,

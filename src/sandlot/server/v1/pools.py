@@ -26,9 +26,6 @@ _BLANK = (
     "operators only."
 )
 
-PATH_NAMES = {StartPath.WARM: "hot", StartPath.PREPARED: "blank", StartPath.RESTORED: "direct", StartPath.BOOTED: "boot"}
-"""Start path -> its name in the API."""
-
 
 class CreatePoolRequest(RequestModel):
     """A pool to have."""
@@ -38,7 +35,7 @@ class CreatePoolRequest(RequestModel):
     limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What each may use; a request that differs is not answered from it.")
     warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
-    blank: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
+    prepared: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
     metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
 
     def words(self) -> Mapping[str, str]:
@@ -52,7 +49,7 @@ class CreatePoolRequest(RequestModel):
 
     def sizes_asked(self) -> PoolSizes:
         """How much it holds."""
-        return PoolSizes.with_defaults(self.warm, self.max, self.blank)
+        return PoolSizes.with_defaults(self.warm, self.max, self.prepared)
 
 
 class UpdatePoolRequest(RequestModel):
@@ -60,7 +57,7 @@ class UpdatePoolRequest(RequestModel):
 
     warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_MAX)
-    blank: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
+    prepared: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
     metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
 
     def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -75,16 +72,16 @@ class TemplateSnapshotResponse(ResponseModel):
     """What the sandboxes of a pool are restored from."""
 
     size_bytes: int = Field(description="On the disk.")
-    made_at: datetime | None
+    created_at: datetime | None
 
 
 class PoolClaimsResponse(ResponseModel):
     """How requests for sandboxes of a pool's kind were answered since the service started."""
 
-    hot: int = Field(description="By one that waited.")
-    blank: int = Field(description="By a prepared one, restored from the template's snapshot.")
-    direct: int = Field(description="By one that was made and restored from the template's snapshot.")
-    boot: int = Field(description="By one that was booted.")
+    warm: int = Field(description="By one that waited.")
+    prepared: int = Field(description="By a prepared one, restored from the template's snapshot.")
+    restored: int = Field(description="By one that was made and restored from the template's snapshot.")
+    booted: int = Field(description="By one that was booted.")
 
 
 class PoolResponse(ResponseModel):
@@ -98,10 +95,10 @@ class PoolResponse(ResponseModel):
     metadata: dict[str, str]
     warm: int
     max: int
-    blank: int
+    prepared: int
     ready: int = Field(description="How many wait now.")
     filling: int = Field(description="How many are in the making.")
-    blank_ready: int = Field(description="Prepared ones that wait now.")
+    prepared_ready: int = Field(description="Prepared ones that wait now.")
     claims: PoolClaimsResponse
     hit_rate: float | None = Field(description="The part of the requests that one that waited answered; null where there was none.")
     snapshot: TemplateSnapshotResponse | None = Field(description="null where there is none (yet).")
@@ -120,13 +117,13 @@ class PoolResponse(ResponseModel):
             metadata=dict(pool.metadata),
             warm=pool.sizes.warm,
             max=pool.sizes.max,
-            blank=pool.sizes.prepared,
+            prepared=pool.sizes.prepared,
             ready=len(pool.ready),
             filling=pool.filling,
-            blank_ready=pool.prepared_ready,
-            claims=PoolClaimsResponse(**{name: pool.claims.get(path, 0) for path, name in PATH_NAMES.items()}),
+            prepared_ready=pool.prepared_ready,
+            claims=PoolClaimsResponse(**{path.value: pool.claims.get(path, 0) for path in StartPath}),
             hit_rate=pool.hit_rate,
-            snapshot=None if held is None else TemplateSnapshotResponse(size_bytes=held.size_bytes, made_at=held.made_at),
+            snapshot=None if held is None else TemplateSnapshotResponse(size_bytes=held.size_bytes, created_at=held.made_at),
             error=pool.error,
         )
 
@@ -165,7 +162,7 @@ async def update(pool: str, body: UpdatePoolRequest, request: Request) -> Respon
     """Change how much a pool holds, also after a restart."""
     pools, principal = get_node(request).pools, get_principal(request)
     words = body.words((await pools.get(principal, pool)).metadata)
-    return json_response(PoolResponse.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.blank, metadata=words)))
+    return json_response(PoolResponse.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.prepared, metadata=words)))
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)

@@ -101,20 +101,20 @@ class CreateProcessRequest(RequestModel):
 class ProcessStartedResponse(ResponseModel):
     """A process that was started in the background."""
 
-    process: str
+    id: str
     pid: int
 
 
 class ProcessOutcomeResponse(ResponseModel):
     """How a process ended."""
 
-    process: str
+    id: str
     exit_code: int = Field(description="As in a shell: 128 + signal if a signal ended the process; 124 if its timeout ended the process.")
     signal: int | None = Field(description="Signal that ended the process.")
     reason: str
     timed_out: bool = Field(description="True if the timeout of the process ended it.")
     fault: Fault | None = Field(description="Cause of a failure; null if the process exited with 0.")
-    duration: float = Field(description="Seconds.")
+    duration_s: float
 
     @classmethod
     def of(cls, outcome: ProcessOutcome) -> ProcessOutcomeResponse:
@@ -148,8 +148,8 @@ class CommandResultResponse(ProcessExitEvent):
 
     stdout: str
     stderr: str
-    stdout_omitted: int
-    stderr_omitted: int
+    stdout_omitted_bytes: int
+    stderr_omitted_bytes: int
 
     @classmethod
     def finished(cls, done: CommandResult) -> CommandResultResponse:
@@ -164,8 +164,8 @@ class ProcessOutputResponse(ResponseModel):
     exit: ProcessOutcomeResponse | None
     stdout: str
     stderr: str
-    stdout_omitted: int
-    stderr_omitted: int
+    stdout_omitted_bytes: int
+    stderr_omitted_bytes: int
 
 
 class ProcessOutputQuery(QueryModel):
@@ -207,7 +207,7 @@ class StdinResponse(ResponseModel):
 class ProcessResponse(ResponseModel):
     """One process."""
 
-    process: str
+    id: str
     pid: int
     argv: list[str]
     running: bool
@@ -215,7 +215,7 @@ class ProcessResponse(ResponseModel):
     fault: Fault | None = Field(description="Cause of a failure; null if the process runs or has exited with 0.")
     exit_code: int | None
     signal: int | None
-    duration: float = Field(description="Seconds, so far.")
+    duration_s: float = Field(description="Duration so far.")
     pty: bool = Field(description="Whether it runs on a terminal.")
     stdin_open: bool = Field(description="Whether it takes input, still.")
     stdin_bytes: int = Field(description="What has come for its input so far.")
@@ -230,7 +230,7 @@ class ProcessResponse(ResponseModel):
         """What is told of it."""
         code = exit_code(info.exit_code, info.signal, info.reason) if not info.running else None
         return cls(
-            process=info.process,
+            id=info.process,
             pid=info.pid,
             argv=list(info.argv),
             running=info.running,
@@ -238,7 +238,7 @@ class ProcessResponse(ResponseModel):
             fault=info.fault,
             exit_code=code,
             signal=info.signal,
-            duration=info.duration_s,
+            duration_s=info.duration_s,
             pty=info.pty,
             stdin_open=info.stdin,
             stdin_bytes=info.stdin_bytes,
@@ -285,25 +285,25 @@ def _moment(ns: int) -> datetime:
 
 def captured(stdout: OutputCapture, stderr: OutputCapture) -> dict[str, Any]:
     """The fields that tell collected output."""
-    return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted": stdout.omitted, "stderr_omitted": stderr.omitted}
+    return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted_bytes": stdout.omitted, "stderr_omitted_bytes": stderr.omitted}
 
 
 def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
     return {
-        "process": outcome.process,
+        "id": outcome.process,
         "exit_code": outcome.exit_code,
         "signal": outcome.signal,
         "reason": outcome.reason,
         "timed_out": outcome.timed_out,
         "fault": outcome.fault,
-        "duration": outcome.duration_s,
+        "duration_s": outcome.duration_s,
     }
 
 
 class ProcessStartedEvent(ResponseModel):
     """A process runs."""
 
-    process: str
+    id: str
     pid: int
 
 
@@ -320,7 +320,7 @@ class LostEvent(ResponseModel):
     """Output that is no longer kept, because it was read too late."""
 
     stream: StreamName
-    bytes: int
+    lost_bytes: int
 
 
 PROCESS_EVENTS: EventTable = {"started": ProcessStartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": ProcessExitEvent, "failure": Problem}
@@ -343,7 +343,7 @@ async def create(sandbox: str, body: CreateProcessRequest, request: Request) -> 
     stdin = None if body.stdin is None else body.stdin.encode()
     if body.background:
         info = await processes.launch(principal, sandbox, spec, stdin=stdin)
-        return json_response(ProcessStartedResponse(process=info.process, pid=info.pid), 201)
+        return json_response(ProcessStartedResponse(id=info.process, pid=info.pid), 201)
     if body.stdin_open and not streaming.accepts_events(request):
         raise InvalidRequestError(
             "Nobody could write to the input of a process whose id is told when it has ended.",
@@ -424,7 +424,7 @@ async def send_signal(sandbox: str, process: str, body: SendSignalRequest, reque
 async def restart(sandbox: str, process: str, request: Request) -> Response:
     """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
     info = await get_node(request).processes.restart(get_principal(request), sandbox, process)
-    return json_response(ProcessStartedResponse(process=info.process, pid=info.pid), 201)
+    return json_response(ProcessStartedResponse(id=info.process, pid=info.pid), 201)
 
 
 def gone_on(event_id: str) -> tuple[int, int] | None:
@@ -444,7 +444,7 @@ async def told_of(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | Non
     output = streaming.OutputEvents(offsets)
     async for event in stream:
         if isinstance(event, ProcessStarted):
-            yield streaming.StreamEvent("started", {"process": event.process, "pid": event.pid})
+            yield streaming.StreamEvent("started", {"id": event.process, "pid": event.pid})
         elif isinstance(event, ProcessEnded):
             for told in output.end():
                 yield told

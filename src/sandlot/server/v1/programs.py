@@ -113,8 +113,8 @@ class ProgramResultResponse(ResponseModel):
     exit_code: int = Field(description="As in a shell: 128 + signal if a signal ended the program; 124 if its timeout ended the program.")
     signal: int | None = Field(description="Signal that ended the program.")
     timed_out: bool = Field(description="True if the timeout of the program ended it.")
-    duration: float = Field(description="Seconds.")
-    cpu: float | None = Field(description="Seconds of processor time; null where nobody knows.")
+    duration_s: float
+    cpu_s: float | None = Field(description="Processor time; null where nobody knows.")
     peak_bytes: int | None = Field(description="The largest resident memory that one of its processes had; null where nobody knows.")
     detail: str = Field(description="For a person: which limit ended it, for example.")
     execution: str | None = Field(description="Its id in the log of runs.")
@@ -131,8 +131,8 @@ class ProgramResultResponse(ResponseModel):
             exit_code=result.exit_code,
             signal=result.signal,
             timed_out=result.timed_out,
-            duration=result.duration_s,
-            cpu=result.cpu_s,
+            duration_s=result.duration_s,
+            cpu_s=result.cpu_s,
             peak_bytes=result.peak_bytes,
             detail=result.detail,
             execution=result.execution,

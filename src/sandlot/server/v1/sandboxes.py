@@ -109,7 +109,7 @@ class CreateSandboxRequest(RequestModel):
     )
     persistent: bool = Field(default=False, description="It has no timeout: it lives until it is deleted.")
     idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; without it, never.")
-    files: Annotated[list[Text], Field(max_length=MOST_FILES)] = Field(
+    file_ids: Annotated[list[Text], Field(max_length=MOST_FILES)] = Field(
         default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
     )
     isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
@@ -135,7 +135,7 @@ class CreateSandboxRequest(RequestModel):
         timeout_s = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
         return CreateSandboxParams(
             snapshot=self.snapshot,
-            file_ids=tuple(self.files),
+            file_ids=tuple(self.file_ids),
             idle_timeout_s=self.idle_timeout,
             template=self.template if self.snapshot is None else None,
             name=self.name,
@@ -288,7 +288,7 @@ class SandboxesQuery(QueryModel):
 
     cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
     limit: int = Field(default=100, ge=1, le=1000, description="Sandboxes on one page, at most.")
-    all: bool = Field(default=False, description="Also those that have ended, for as long as their records are kept.")
+    ended: bool = Field(default=False, description="Also those that have ended, for as long as their records are kept.")
     state: Text | None = Field(default=None, description="Only those in this state, or in one of these, separated by commas.")
     metadata: Annotated[list[Text], Field(max_length=MAX_METADATA_ENTRIES)] = Field(
         default_factory=list, description="NAME=VALUE: only those that have this entry; may be given several times."
@@ -306,7 +306,7 @@ class SandboxesQuery(QueryModel):
         states = LIVE
         if self.state is not None:
             states = states_of(name.strip() for name in self.state.split(","))
-        elif self.all:
+        elif self.ended:
             states = LIVE | ENDED
         return SandboxFilter(states=states, metadata=entries, name=self.name)
 

@@ -63,17 +63,22 @@ class ResourcesResponse(ResponseModel):
 class CapacityResponse(ResponseModel):
     """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
 
-    total: ResourcesResponse = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
-    promised: ResourcesResponse
-    free: ResourcesResponse
+    allocatable: ResourcesResponse = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
+    reserved: ResourcesResponse
+    available: ResourcesResponse
     sandboxes: int = Field(description="How many hold a promise, those included that are being created or removed.")
     max_sandboxes: int
 
     @classmethod
     def of(cls, found: Capacity, max_sandboxes: int) -> Self:
         """The figures, told."""
-        total, promised, free = (ResourcesResponse.of(each) for each in (found.allocatable, found.reserved, found.available))
-        return cls(total=total, promised=promised, free=free, sandboxes=found.sandboxes, max_sandboxes=max_sandboxes)
+        return cls(
+            allocatable=ResourcesResponse.of(found.allocatable),
+            reserved=ResourcesResponse.of(found.reserved),
+            available=ResourcesResponse.of(found.available),
+            sandboxes=found.sandboxes,
+            max_sandboxes=max_sandboxes,
+        )
 
 
 class HealthResponse(ResponseModel):

@@ -1,14 +1,14 @@
 """A terminal over a WebSocket: bytes both ways as binary messages, everything else as JSON in text messages.
 
-To the client: ``{"event": "started", "process", "pid", "offset"}`` first, where ``offset`` is the byte of the output that the next binary message
-begins with; then what is shown, with ``{"event": "lost", "bytes"}`` where something is no longer kept; in the end ``{"event": "exit", ...}`` and a
-normal close, or ``{"event": "failure", ...}`` with a problem document. From the client: what is typed; ``{"resize": {"rows", "cols"}}``,
+To the client: first ``{"event": "started", "id", "pid", "offset"}``, where ``offset`` is the offset in the output of the first byte of the next
+binary message; then output, and ``{"event": "lost", "lost_bytes"}`` where output is no longer kept; at the end ``{"event": "exit", ...}`` and a
+normal close, or ``{"event": "failure", ...}`` with a problem document. From the client: input; ``{"resize": {"rows", "cols"}}``,
 ``{"signal": "SIGINT"}``, ``{"eof": true}``.
 
-Laws:
-- Who goes away leaves the process as it is; how far the output was shown tells where to go on.
-- The next piece of output is asked for when the last one was taken.
-- What is typed and not taken yet keeps no signal, no change of size and no close from getting through.
+Invariants:
+- The process keeps running after its client has disconnected. The offset of the output tells the client where to continue.
+- The next piece of output is read only after the client has received the last one.
+- Input that the process has not read delays no signal, no resize and no close.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offse
     async for event in connected:
         match event:
             case ProcessStarted(process, pid):
-                await websocket.send_json(socket, {"event": "started", "process": process, "pid": pid, "offset": offset})
+                await websocket.send_json(socket, {"event": "started", "id": process, "pid": pid, "offset": offset})
             case OutputGap():
-                await websocket.send_json(socket, {"event": "lost", "bytes": event.bytes})
+                await websocket.send_json(socket, {"event": "lost", "lost_bytes": event.bytes})
             case Output():
                 await socket.send_bytes(event.data)
             case ProcessEnded():

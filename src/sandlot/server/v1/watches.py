@@ -76,13 +76,13 @@ class CreateWatcherRequest(RequestModel):
 class WatcherResponse(WatchStartedEvent):
     """A folder that is watched."""
 
-    watcher: str
+    id: str
 
     @classmethod
     def of(cls, watch: Watch) -> WatcherResponse:
         """What is told of it."""
         by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
-        return cls(watcher=watch.id, path=watch.path, recursive=watch.recursive, by=by)
+        return cls(id=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
 
 class WatchersResponse(ResponseModel):

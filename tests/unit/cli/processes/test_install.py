@@ -9,9 +9,9 @@ from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 ID = "sb-abcd-abcdefghijklmnop"
 SANDBOX = {"id": ID, "state": "running", "template": "base"}
-ENDED = {"process": "p1", "exit_code": 3, "reason": "exited", "signal": None, "duration": 0.1}
+ENDED = {"id": "p1", "exit_code": 3, "reason": "exited", "signal": None, "duration_s": 0.1}
 TOLD = events(
-    ("started", {"process": "p1", "pid": 7}),
+    ("started", {"id": "p1", "pid": 7}),
     ("output", {"stream": "stdout", "offset": 0, "encoding": "utf-8", "data": "read\n"}),
     ("output", {"stream": "stderr", "offset": 0, "encoding": "utf-8", "data": "no such package\n"}),
     ("exit", ENDED),
@@ -27,7 +27,7 @@ def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytes
 
 
 def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, SANDBOX), events(("started", {"process": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
+    there.say(Reply(200, SANDBOX), events(("started", {"id": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
     assert dispatch(["install", ID, "six", "--timeout", "1"]) == 124
     assert "after its 1 s" in capfd.readouterr().err
 

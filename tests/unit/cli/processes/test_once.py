@@ -11,8 +11,8 @@ import pytest
 from sandlot.cli.main import dispatch
 from tests.unit.sdk.scripted import Reply, Script
 
-RESULT = {"status": "completed", "language": "python", "stdout": "42\n", "stderr": "oops\n", "exit_code": 0, "signal": None, "duration": 0.5}
-RESULT |= {"cpu": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
+RESULT = {"status": "completed", "language": "python", "stdout": "42\n", "stderr": "oops\n", "exit_code": 0, "signal": None, "duration_s": 0.5}
+RESULT |= {"cpu_s": 0.25, "peak_bytes": 4096, "detail": "", "execution": "0123"}
 
 
 @pytest.fixture

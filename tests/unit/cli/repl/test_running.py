@@ -11,9 +11,7 @@ from sandlot.cli.repl.repl import Cells, Running
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import Execution
 
-DONE = structure(
-    Execution, {"execution": "e1", "status": "error", "stdout": "", "stderr": "", "results": [], "execution_count": 1, "duration_s": 0.1}
-)
+DONE = structure(Execution, {"id": "e1", "status": "error", "stdout": "", "stderr": "", "results": [], "execution_count": 1, "duration_s": 0.1})
 
 
 class Handle:

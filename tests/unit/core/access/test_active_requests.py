@@ -62,7 +62,7 @@ async def test_revoked_or_expired_key_closes_open_terminals_and_streams(
             httpx.AsyncClient(base_url=f"http://{there}", headers=key, timeout=60, trust_env=False) as http,
         ):
             url = f"/v1/sandboxes/{sandbox.id}/processes"
-            process = (await http.post(url, json={"command": "cat", "pty": {}, "background": True})).json()["process"]
+            process = (await http.post(url, json={"command": "cat", "pty": {}, "background": True})).json()["id"]
             idle = sandbox.activity.held
             async with (
                 connect(f"ws://{there}{url}/{process}/terminal", additional_headers=key, proxy=None) as terminal,

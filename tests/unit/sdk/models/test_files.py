@@ -14,6 +14,6 @@ def test_an_event() -> None:
 
 
 def test_a_watcher() -> None:
-    raw = {"watcher": "w1", "path": "/w", "recursive": True, "by": "inotify", "of a later version": 1}
+    raw = {"id": "w1", "path": "/w", "recursive": True, "by": "inotify", "of a later version": 1}
     assert structure(WatcherInfo, raw) == WatcherInfo("w1", "/w", recursive=True, by="inotify")
-    assert structure(WatcherInfo, {"watcher": "w1", "path": "/w"}) == WatcherInfo("w1", "/w")
+    assert structure(WatcherInfo, {"id": "w1", "path": "/w"}) == WatcherInfo("w1", "/w")

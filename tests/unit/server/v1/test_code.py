@@ -19,16 +19,16 @@ from tests.support.service import Bench
 from tests.support.until import until
 
 FIELDS = {
-    "execution",
+    "id",
     "status",
     "fault",
     "execution_count",
     "timed_out",
-    "duration",
+    "duration_s",
     "stdout",
     "stderr",
-    "stdout_omitted",
-    "stderr_omitted",
+    "stdout_omitted_bytes",
+    "stderr_omitted_bytes",
     "results",
     "results_omitted",
     "error",
@@ -56,7 +56,7 @@ async def test_as_lines(http: httpx.AsyncClient, url: str) -> None:
 
 async def test_each_event_says_where_to_go_on(http: httpx.AsyncClient, url: str) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'a\\xc3')\nsys.stdout.flush()\ndisplay(1)\nprint('b', file=sys.stderr)\n1/0"
-    begun = (await http.post(url + "/code", json={"code": code, "background": True})).json()["execution"]
+    begun = (await http.post(url + "/code", json={"code": code, "background": True})).json()["id"]
     path = f"{url}/code/{begun}"
     whole = await with_ids(http, path)
     assert [name for name, _, _ in whole][-2:] == ["error", "exit"]
@@ -72,7 +72,7 @@ async def test_what_runs_in_the_background_outlives_its_client_and_is_followed(h
     code = "import time\nfor n in range(30):\n    print(n, flush=True)\n    time.sleep(0.05)\n'done'"
     answer = await http.post(url + "/code", json={"code": code, "background": True})
     assert answer.status_code == 202
-    path = f"{url}/code/{answer.json()['execution']}"
+    path = f"{url}/code/{answer.json()['id']}"
     kept = (await http.get(path)).json()
     assert (kept["status"], kept["done"]) == ("running", False)
     at = kept["next"]
@@ -85,7 +85,7 @@ async def test_what_runs_in_the_background_outlives_its_client_and_is_followed(h
 
 async def test_one_run_is_interrupted_and_the_one_behind_it_is_taken_back(http: httpx.AsyncClient, url: str) -> None:
     first, second, third = [
-        (await http.post(url + "/code", json={"code": code, "background": True, "timeout": None})).json()["execution"]
+        (await http.post(url + "/code", json={"code": code, "background": True, "timeout": None})).json()["id"]
         for code in ("y = 5\nwhile True: pass", "y = 6", "y += 1")
     ]
     while (await http.get(f"{url}/code/{first}")).json()["next"]["events_from"] == 0:
@@ -107,7 +107,7 @@ async def test_a_run_that_is_asked_for_again_under_its_key_is_execution_id(http:
     assert first == again
     assert first["stdout"] == "1\n"
     other = (await http.post(url + "/code", json={"code": "print(n)"}, headers=key)).json()
-    assert (other["stdout"], other["execution"] != first["execution"]) == ("1\n", True), "another request is another run"
+    assert (other["stdout"], other["id"] != first["id"]) == ("1\n", True), "another request is another run"
     problem(await http.post(url + "/code", json={"code": "1"}, headers={"Idempotency-Key": "x" * 300}), 400, "invalid_request")
 
 

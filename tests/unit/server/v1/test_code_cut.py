@@ -39,5 +39,5 @@ async def test_a_connection_that_breaks_interrupts_nothing(at: Bench, http: http
         await until(lambda: len(running.clients) == 0)
         done = (await tcp.post(path, json=body, headers={"Idempotency-Key": "mine"})).json()
         assert (done["status"], done["stdout"].splitlines()[-1], done["error"]) == ("ok", "end", None)
-        assert [done["execution"]] == list(at.node.code.executions.table.of(sandbox).recent)
+        assert [done["id"]] == list(at.node.code.executions.table.of(sandbox).recent)
     del reader

@@ -46,7 +46,7 @@ async def test_context_is_made_used_listed_restarted_and_removed(http: httpx.Asy
 
 async def test_what_runs_is_interrupted(http: httpx.AsyncClient, url: str) -> None:
     body = {"code": "x = 3\nwhile True: pass", "background": True, "timeout": None}
-    execution = (await http.post(url + "/code", json=body)).json()["execution"]
+    execution = (await http.post(url + "/code", json=body)).json()["id"]
     while (await http.get(f"{url}/code/{execution}")).json()["next"]["events_from"] == 0:
         pass  # its turn has not come yet
     assert (await http.post(f"{url}/contexts/default/interrupt")).json() == {"running": True}

@@ -64,8 +64,8 @@ async def test_whoever_follows_is_told_that_the_service_stops(at: Bench) -> None
 
 
 async def test_what_ran_is_paged_newest_first(http: httpx.AsyncClient, url: str) -> None:
-    ran = [(await http.post(f"{url}/processes", json={"command": f"echo {number}"})).json()["process"] for number in range(3)]
-    ran.append((await http.post(f"{url}/code", json={"code": "print('x')"})).json()["execution"])
+    ran = [(await http.post(f"{url}/processes", json={"command": f"echo {number}"})).json()["id"] for number in range(3)]
+    ran.append((await http.post(f"{url}/code", json={"code": "print('x')"})).json()["id"])
     page = (await http.get("/v1/executions", params={"limit": 3})).json()
     assert [run["id"] for run in page["executions"]] == ran[:0:-1]
     rest = (await http.get("/v1/executions", params={"limit": 3, "cursor": page["next_cursor"]})).json()
@@ -142,7 +142,7 @@ async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http:
     await run("echo one; echo two >&2")
     url = f"/v1/sandboxes/{sandbox.id}/logs"
     told = (await http.get(url)).json()
-    assert [(entry["stream"], entry["text"], entry["omitted"], entry["running"]) for entry in told["entries"]] == [
+    assert [(entry["stream"], entry["text"], entry["omitted_bytes"], entry["running"]) for entry in told["entries"]] == [
         ("stdout", "one\n", 0, False),
         ("stderr", "two\n", 0, False),
     ]

@@ -13,13 +13,13 @@ async def test_timeout_of_every_kind_of_run_is_reported_alike(http: httpx.AsyncC
 
     command = (await http.post(f"{url}/processes", json=slow)).json()
     streamed = (await told(http, f"{url}/processes", slow))[-1][1]
-    started = (await http.post(f"{url}/processes", json={**slow, "background": True})).json()["process"]
+    started = (await http.post(f"{url}/processes", json={**slow, "background": True})).json()["id"]
     waited = (await http.get(f"{url}/processes/{started}/wait")).json()["exit"]
     output = (await http.get(f"{url}/processes/{started}/output")).json()["exit"]
-    program = (await http.post("/v1/execute", json={"language": "bash", "code": "sleep 60", "template": "base", "timeout": 0.05})).json()
+    program = (await http.post("/v1/programs", json={"language": "bash", "code": "sleep 60", "template": "base", "timeout": 0.05})).json()
     for outcome in (command, streamed, waited, output, program):
         assert {name: outcome[name] for name in late} == late
-    (listed,) = [each for each in (await http.get(f"{url}/processes")).json()["processes"] if each["process"] == started]
+    (listed,) = [each for each in (await http.get(f"{url}/processes")).json()["processes"] if each["id"] == started]
     assert (listed["exit_code"], listed["signal"], listed["reason"]) == (124, 9, "timeout")
 
     cell = (await http.post(f"{url}/code", json={"code": "import time\ntime.sleep(60)", "timeout": 0.05})).json()

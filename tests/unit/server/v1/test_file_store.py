@@ -125,11 +125,13 @@ async def test_into_a_sandbox_and_out_of_it_and_at_its_making(http: httpx.AsyncC
         assert answer.status_code == 400, body
     problem(await http.post(f"{url}/files/export", json={"path": "/none"}), 404, "path_not_found")
     limits = {"pids": 32768}
-    made = await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "files": [ids[1]]})
+    made = await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "file_ids": [ids[1]]})
     assert made.status_code == 201, made.text
     assert (await http.get(f"/v1/sandboxes/{made.json()['id']}/files/content", params={"path": "/workspace/b.txt"})).content == b"b.txt"
     before = (await http.get("/v1/sandboxes")).json()["sandboxes"]
-    problem(await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "files": ["file-aaaaaaaaaaaaaaaa"]}), 404, "file_not_found")
+    problem(
+        await http.post("/v1/sandboxes", json={"template": "base", "limits": limits, "file_ids": ["file-aaaaaaaaaaaaaaaa"]}), 404, "file_not_found"
+    )
     assert (await http.get("/v1/sandboxes")).json()["sandboxes"] == before
 
 

@@ -25,8 +25,14 @@ CONTENT = "/files/content"
 async def test_written_looked_at_and_read(http: httpx.AsyncClient, url: str) -> None:
     content = os.urandom(3_000_000)
     written = (await http.put(url + CONTENT, params={"path": "/workspace/ü/a", "mode": 0o640}, content=content)).json()
-    assert set(written) == {"name", "path", "kind", "size", "mode", "uid", "gid", "modified_at", "target"}
-    assert (written["path"], written["kind"], written["size"], written["mode"], written["uid"]) == ("/workspace/ü/a", "file", 3_000_000, 0o640, 1000)
+    assert set(written) == {"name", "path", "kind", "size_bytes", "mode", "uid", "gid", "modified_at", "target"}
+    assert (written["path"], written["kind"], written["size_bytes"], written["mode"], written["uid"]) == (
+        "/workspace/ü/a",
+        "file",
+        3_000_000,
+        0o640,
+        1000,
+    )
     assert (await http.get(url + CONTENT, params={"path": "/workspace/ü/a"})).content == content
     part = await http.get(url + CONTENT, params={"path": "/workspace/ü/a", "offset": 10, "length": 5})
     assert part.content == content[10:15]
@@ -89,7 +95,7 @@ async def test_a_download_that_nobody_reads_holds_no_memory_and_ends_with_its_cl
                 break
             await asyncio.sleep(0.1)
     assert resident() - before < 64_000_000
-    assert (await http.get(url + "/files/stat?path=/workspace/big")).json()["size"] == 200_000_000
+    assert (await http.get(url + "/files/stat?path=/workspace/big")).json()["size_bytes"] == 200_000_000
 
 
 @pytest.mark.real_guest

@@ -25,7 +25,7 @@ async def made(http: httpx.AsyncClient, **more: Any) -> dict[str, Any]:  # noqa:
 
 async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.AsyncClient) -> None:
     pool = await made(http)
-    assert (pool["template"], pool["isolation"], pool["warm"], pool["max"], pool["blank"]) == ("base", "gvisor", 1, DEFAULT_MAX, 0)
+    assert (pool["template"], pool["isolation"], pool["warm"], pool["max"], pool["prepared"]) == ("base", "gvisor", 1, DEFAULT_MAX, 0)
     assert (pool["limits"]["pids"], pool["hit_rate"], pool["error"], pool["snapshot"]) == (32768, None, "", None)
 
     async def is_full() -> bool:
@@ -35,7 +35,7 @@ async def test_a_pool_is_made_filled_changed_and_removed(at: Bench, http: httpx.
     created = await http.post("/v1/sandboxes", json=BODY)
     assert created.status_code == 201, created.text
     (listed,) = (await http.get("/v1/pools")).json()["pools"]
-    assert listed["claims"] == {"hot": 1, "blank": 0, "direct": 0, "boot": 0}
+    assert listed["claims"] == {"warm": 1, "prepared": 0, "restored": 0, "booted": 0}
     assert listed["hit_rate"] == 1.0
     changed = await http.patch("/v1/pools/base", json={"warm": 0, "max": 0})
     assert changed.status_code == 200

@@ -21,21 +21,21 @@ from tests.support.until import until
 async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     done = (await http.post(url + "/processes", json={"command": "cat; echo $A >&2; exit 3", "stdin": "in é", "env": {"A": "b"}})).json()
     assert set(done) == {
-        "process",
+        "id",
         "exit_code",
         "signal",
         "reason",
         "timed_out",
         "fault",
-        "duration",
+        "duration_s",
         "stdout",
         "stderr",
-        "stdout_omitted",
-        "stderr_omitted",
+        "stdout_omitted_bytes",
+        "stderr_omitted_bytes",
         "files",
         "files_more",
     }
-    assert (done["exit_code"], done["reason"], done["stdout"], done["stderr"], done["stdout_omitted"]) == (3, "exited", "in é", "b\n", 0)
+    assert (done["exit_code"], done["reason"], done["stdout"], done["stderr"], done["stdout_omitted_bytes"]) == (3, "exited", "in é", "b\n", 0)
     argv = {"argv": ["python3", "-c", "import os; print(os.getcwd(), os.getuid())"], "cwd": "/tmp", "user": "root"}
     assert (await http.post(url + "/processes", json=argv)).json()["stdout"] == "/tmp 0\n"
 
@@ -44,7 +44,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
 async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     all_told = await told(http, url + "/processes", {"command": "printf 'a\\377b'; printf é; echo err >&2; exit 1"})
     assert all_told[0][0] == "started"
-    assert set(all_told[0][1]) == {"process", "pid"}
+    assert set(all_told[0][1]) == {"id", "pid"}
     assert output(all_told) == b"a\xffb" + "é".encode()
     assert output(all_told, "stderr") == b"err\n"
     name, ended = all_told[-1]
@@ -54,12 +54,12 @@ async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
 async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:
     url += "/processes"
     first = (await http.post(url, json={"command": "sleep 1000", "background": True})).json()
-    second = await http.post(f"{url}/{first['process']}/restart")
+    second = await http.post(f"{url}/{first['id']}/restart")
     assert second.status_code == 201, second.text
-    assert second.json()["process"] != first["process"]
-    known = {each["process"]: each["running"] for each in (await http.get(url)).json()["processes"]}
-    assert (known[first["process"]], known[second.json()["process"]]) == (False, True)
-    await http.post(f"{url}/{second.json()['process']}/signal", json={"signal": "SIGKILL"})
+    assert second.json()["id"] != first["id"]
+    known = {each["id"]: each["running"] for each in (await http.get(url)).json()["processes"]}
+    assert (known[first["id"]], known[second.json()["id"]]) == (False, True)
+    await http.post(f"{url}/{second.json()['id']}/signal", json={"signal": "SIGKILL"})
     assert (await http.post(f"{url}/{'0' * 32}/restart")).status_code == 404
 
 
@@ -96,8 +96,8 @@ async def test_a_client_that_goes_away_takes_its_process_along(http: httpx.Async
 async def test_in_the_background(http: httpx.AsyncClient, url: str) -> None:
     response = await http.post(url + "/processes", json={"command": "cat; exit 4", "background": True, "stdin_open": True})
     assert response.status_code == 201
-    assert set(response.json()) == {"process", "pid"}
-    process = f"{url}/processes/{response.json()['process']}"
+    assert set(response.json()) == {"id", "pid"}
+    process = f"{url}/processes/{response.json()['id']}"
     assert (await http.post(process + "/stdin", content=b"one\n")).status_code == 200
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -121,7 +121,7 @@ async def test_in_the_background(http: httpx.AsyncClient, url: str) -> None:
 
 async def test_what_there_is_by_now(http: httpx.AsyncClient, url: str) -> None:
     made = (await http.post(url + "/processes", json={"command": "echo now; sleep 77", "background": True})).json()
-    process = f"{url}/processes/{made['process']}"
+    process = f"{url}/processes/{made['id']}"
 
     async def written() -> bool:
         return bool((await http.get(process + "/output")).json()["stdout"] == "now\n")
@@ -212,10 +212,10 @@ async def no_process(http: httpx.AsyncClient, url: str) -> bool:
 @pytest.mark.real_guest
 async def test_one_is_looked_at_and_waited_for(http: httpx.AsyncClient, url: str) -> None:
     body = {"command": "read x; echo $x; exit 3", "background": True, "stdin_open": True}
-    process = (await http.post(url + "/processes", json=body)).json()["process"]
+    process = (await http.post(url + "/processes", json=body)).json()["id"]
     known = (await http.get(f"{url}/processes/{process}")).json()
     assert (known["running"], known["stdin_open"], known["pty"], known["stdin_bytes"]) == (True, True, False, 0)
-    assert known["duration"] >= 0
+    assert known["duration_s"] >= 0
     assert (await http.get(f"{url}/processes/{process}/wait", params={"timeout": 0})).json() == {"process": process, "running": True, "exit": None}
     waiting = asyncio.create_task(http.get(f"{url}/processes/{process}/wait"))
     assert (await http.post(f"{url}/processes/{process}/stdin", content=b"in\n")).json() == {"stdin_bytes": 3}
@@ -227,7 +227,7 @@ async def test_one_is_looked_at_and_waited_for(http: httpx.AsyncClient, url: str
 
 
 async def test_a_write_that_is_sent_again_is_done_once(http: httpx.AsyncClient, url: str) -> None:
-    process = (await http.post(url + "/processes", json={"argv": ["cat"], "background": True, "stdin_open": True})).json()["process"]
+    process = (await http.post(url + "/processes", json={"argv": ["cat"], "background": True, "stdin_open": True})).json()["id"]
     for _ in range(2):
         written = await http.post(f"{url}/processes/{process}/stdin", params={"offset": 0}, content=b"once")
         assert written.json() == {"stdin_bytes": 4}
@@ -238,7 +238,7 @@ async def test_a_write_that_is_sent_again_is_done_once(http: httpx.AsyncClient, 
 
 
 async def test_events_say_where_to_go_on(http: httpx.AsyncClient, url: str) -> None:
-    process = (await http.post(url + "/processes", json={"command": "printf 'aé'; printf b >&2; printf c", "background": True})).json()["process"]
+    process = (await http.post(url + "/processes", json={"command": "printf 'aé'; printf b >&2; printf c", "background": True})).json()["id"]
     await http.get(f"{url}/processes/{process}/wait")
     address, headers = f"{url}/processes/{process}/output", {"Accept": "text/event-stream"}
     whole = (await http.get(address, headers=headers)).text
@@ -292,7 +292,7 @@ async def test_a_client_that_goes_away_while_its_input_is_not_read_leaves_the_tu
     monkeypatch.setattr(stdin, "PROMPT_S", 0.2)
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     started = {"command": "sleep 4361", "background": True, "stdin_open": True}
-    process = f"{url}/processes/{(await http.post(url + '/processes', json=started)).json()['process']}"
+    process = f"{url}/processes/{(await http.post(url + '/processes', json=started)).json()['id']}"
     writing = [asyncio.create_task(http.post(process + "/stdin", content=b"x" * 2_000_000)) for _ in range(2)]
     await until(lambda: sandbox.activity.held >= 2)
     problem(await http.delete(process + "/stdin"), 409, "conflict")

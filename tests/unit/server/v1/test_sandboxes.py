@@ -81,7 +81,7 @@ async def test_listed_by_the_page_by_state_and_metadata(at: Bench, http: httpx.A
     assert rest["next_cursor"] is None
     await at.sandboxes.kill(OPERATOR, ids[0])
     await until(lambda: at.sandboxes.held == 2)
-    assert (await listed(), await listed(all="true")) == (ids[1:], ids)
+    assert (await listed(), await listed(ended="true")) == (ids[1:], ids)
     assert await listed(metadata="user=alice") == [ids[2]]
     assert await listed(metadata=["user=alice", "user=alice"], state="running, stopped") == [ids[0], ids[2]]
     assert (await listed(state="stopped"), await listed(state="stopped", metadata="user=bob")) == ([ids[0]], [])
@@ -141,7 +141,7 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
         ({"timeout": "300"}, 400, "invalid_request", "timeout"),
         ({"timeout": 100, "persistent": True}, 400, "invalid_request", "timeout"),
         ({"idle_timeout": 1}, 400, "invalid_request", "idle_timeout"),
-        ({"files": ["file-none"]}, 404, "file_not_found", None),
+        ({"file_ids": ["file-none"]}, 404, "file_not_found", None),
         ({"snapshot": "s"}, 400, "invalid_request", "template"),
         ({"env": {"A": 1}}, 400, "invalid_request", "env.A"),
         ({"env": {"A": "\0"}}, 400, "invalid_request", None),
@@ -248,7 +248,7 @@ async def test_name_belongs_to_one_live_sandbox_and_is_found_by_the_list(http: h
     problem(await http.patch(url, json={"name": made["id"]}), 400, "invalid_request")
     await http.delete(f"/v1/sandboxes/{made['id']}")
     assert (await http.get("/v1/sandboxes", params={"name": "worker"})).json()["sandboxes"] == []
-    ended = (await http.get("/v1/sandboxes", params={"name": "worker", "all": "true"})).json()["sandboxes"]
+    ended = (await http.get("/v1/sandboxes", params={"name": "worker", "ended": "true"})).json()["sandboxes"]
     assert [box["id"] for box in ended] == [made["id"]]
 
 

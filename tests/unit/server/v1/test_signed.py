@@ -67,7 +67,7 @@ async def here(folder: Path) -> AsyncIterator[Open]:
 async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(here: Open) -> None:
     content = os.urandom(100_000)
     written = await here.anybody.put(await here.sign(method="PUT"), content=content)
-    assert (written.status_code, written.json()["size"]) == (200, 100_000)
+    assert (written.status_code, written.json()["size_bytes"]) == (200, 100_000)
     got = await here.anybody.get(await here.sign())
     assert got.content == content
     assert (got.headers["x-content-type-options"], got.headers["content-type"]) == ("nosniff", "application/octet-stream")

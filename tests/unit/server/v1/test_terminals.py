@@ -28,7 +28,7 @@ async def test_used_resized_and_ended(at: Bench, http: httpx.AsyncClient, url: s
     process = await started(http, url, "stty -echo; stty size; read name; echo hello $name; read x; stty size; exit 4", rows=30, cols=90)
     async with opened(at, f"{url}/processes/{process}/terminal?stdout_from=0") as screen:
         begun = json.loads(await screen.recv())
-        assert (begun["event"], begun["process"], begun["offset"]) == ("started", process, 0)
+        assert (begun["event"], begun["id"], begun["offset"]) == ("started", process, 0)
         assert begun["pid"] > 1
         await shown(screen, b"30 90")
         await screen.send(b"you\n")
@@ -154,7 +154,7 @@ async def test_a_message_that_is_none_ends_the_visit_not_the_process(at: Bench, 
 
 
 async def test_what_cannot_be_opened_is_answered_like_any_request(at: Bench, http: httpx.AsyncClient, url: str) -> None:
-    plain = (await http.post(f"{url}/processes", json={"argv": ["sleep", "4353"], "background": True})).json()["process"]
+    plain = (await http.post(f"{url}/processes", json={"argv": ["sleep", "4353"], "background": True})).json()["id"]
     cases = {
         f"{url}/processes/{'0' * 32}/terminal": (404, "process_not_found"),
         f"{url}/processes/{plain}/terminal": (409, "conflict"),
@@ -199,7 +199,7 @@ async def test_a_plain_request_is_told_what_it_takes(http: httpx.AsyncClient, ur
 async def started(http: httpx.AsyncClient, url: str, command: str, *, rows: int = 24, cols: int = 80) -> str:
     response = await http.post(f"{url}/processes", json={"command": command, "pty": {"rows": rows, "cols": cols}, "background": True})
     assert response.status_code == 201, response.text
-    return str(response.json()["process"])
+    return str(response.json()["id"])
 
 
 async def connect(at: Bench, address: str, **options: Any) -> ClientConnection:  # noqa: ANN401

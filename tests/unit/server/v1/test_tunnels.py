@@ -67,7 +67,7 @@ async def running(http: httpx.AsyncClient, url: str) -> AsyncIterator[Program]:
     """One, in a sandbox."""
     ran = (await http.post(f"{url}/processes", json={"argv": ["python3", "-c", PROGRAM], "background": True})).json()
     told = {"Accept": "application/x-ndjson"}
-    async with http.stream("GET", f"{url}/processes/{ran['process']}/output", params={"follow": "true"}, headers=told) as answer:
+    async with http.stream("GET", f"{url}/processes/{ran['id']}/output", params={"follow": "true"}, headers=told) as answer:
         program = Program(answer.aiter_lines())
         program.port = int(await program.said())
         yield program

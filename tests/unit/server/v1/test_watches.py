@@ -34,7 +34,7 @@ async def watched(http: httpx.AsyncClient, url: str, **more: Any) -> str:  # noq
     made = await http.post(f"{url}/files/watchers", json={"path": "/workspace/w", **more})
     assert made.status_code == 201, made.text
     assert set(made.json()) == {"watcher", "path", "recursive", "by"}
-    return f"{url}/files/watchers/{made.json()['watcher']}"
+    return f"{url}/files/watchers/{made.json()['id']}"
 
 
 async def taken(http: httpx.AsyncClient, watcher: str, *wanted: tuple[str, str]) -> Sequence[tuple[str, str]]:
@@ -128,9 +128,9 @@ async def _ended(watch: FolderWatch) -> bool:
 
 async def test_a_list_tells_what_a_process_was_started_with(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     body = {"command": "sleep 60", "background": True, "tag": "mine", "env": {"A": "b"}, "cwd": "/tmp"}
-    process = (await http.post(f"{url}/processes", json=body)).json()["process"]
+    process = (await http.post(f"{url}/processes", json=body)).json()["id"]
     for told in ((await http.get(f"{url}/processes")).json()["processes"][-1], (await http.get(f"{url}/processes/{process}")).json()):
-        assert (told["process"], told["tag"], told["env"], told["cwd"]) == (process, "mine", {"A": "b"}, "/tmp")
+        assert (told["id"], told["tag"], told["env"], told["cwd"]) == (process, "mine", {"A": "b"}, "/tmp")
     problem(await http.post(f"{url}/processes", json={**body, "tag": "x" * 300}), 400, "invalid_request")
     problem(await http.post(f"{url}/processes", json={**body, "tag": ""}), 400, "invalid_request")
     await http.delete(url)
