@@ -72,7 +72,10 @@ RIGHT: Mapping[str, Asked] = {
 }
 """Requests that are more than their path."""
 
-NOBODYS: Mapping[str, str] = {"/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is"}
+NOBODYS: Mapping[str, str] = {
+    "/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is",
+    "/v1/templates/{template}": "the templates of a node are the same for everybody",
+}
 """Routes with an id that is nobody's secret, and why."""
 
 IN_BODIES: Sequence[tuple[str, str, Any]] = (
