@@ -48,7 +48,7 @@ async def test_as_events(http: httpx.AsyncClient, url: str) -> None:
     assert output(all_told) == b"a\xffb" + "é".encode()
     assert output(all_told, "stderr") == b"err\n"
     name, ended = all_told[-1]
-    assert (name, set(ended), ended["exit_code"]) == ("exit", {"process", "exit_code", "signal", "reason", "timed_out", "fault", "duration"}, 1)
+    assert (name, set(ended), ended["exit_code"]) == ("exit", {"id", "exit_code", "signal", "reason", "timed_out", "fault", "duration_s"}, 1)
 
 
 async def test_one_is_started_again(http: httpx.AsyncClient, url: str) -> None:

@@ -23,7 +23,21 @@ from tests.support.service import Bench, tcp_client
 from tests.support.until import until
 
 URL = "/v1/programs"
-FIELDS = {"status", "language", "stdout", "stderr", "exit_code", "signal", "timed_out", "duration_s", "cpu_s", "peak_bytes", "detail", "execution"}
+FIELDS = {
+    "status",
+    "language",
+    "stdout",
+    "stderr",
+    "exit_code",
+    "signal",
+    "timed_out",
+    "fault",
+    "duration_s",
+    "cpu_s",
+    "peak_bytes",
+    "detail",
+    "execution",
+}
 
 
 def program(code: str, language: str = "bash", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

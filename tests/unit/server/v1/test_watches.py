@@ -33,7 +33,7 @@ async def run(http: httpx.AsyncClient, url: str, command: str) -> None:
 async def watched(http: httpx.AsyncClient, url: str, **more: Any) -> str:  # noqa: ANN401 - JSON
     made = await http.post(f"{url}/files/watchers", json={"path": "/workspace/w", **more})
     assert made.status_code == 201, made.text
-    assert set(made.json()) == {"watcher", "path", "recursive", "by"}
+    assert set(made.json()) == {"id", "path", "recursive", "by"}
     return f"{url}/files/watchers/{made.json()['id']}"
 
 
