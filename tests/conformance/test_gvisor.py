@@ -22,6 +22,7 @@ from sandlot.drivers.registry import DriverSettings
 from sandlot.host import disk_images
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import HostError, SandboxEndedError
+from sandlot.model.faults import Fault
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import ExitReason
 from sandlot.model.specs import User
@@ -95,7 +96,7 @@ async def test_a_signal_to_its_kernel_is_told_from_an_exit(harness: DriverHarnes
     async with harness.sandbox() as sandbox:
         os.kill(processes(harness, sandbox.instance).sandbox.pid, number)
         end = await sandbox.instance.wait()
-        assert end.reason is ExitReason.CRASHED
+        assert (end.reason, end.fault) == (ExitReason.CRASHED, Fault.LOST)
         assert end.detail
         # Nothing of it goes on without its kernel.
         while group(harness, sandbox.instance).pids():
@@ -130,7 +131,8 @@ async def test_memory_that_is_no_processs_takes_the_sandbox(harness: DriverHarne
     async with harness.sandbox() as sandbox:
         with pytest.raises(SandboxEndedError):
             await sandbox.python(_HOG, user=User.ROOT)
-        assert (await sandbox.instance.wait()).reason is ExitReason.OOM
+        end = await sandbox.instance.wait()
+        assert (end.reason, end.fault) == (ExitReason.OOM, Fault.LIMIT)
 
 
 async def test_a_disk_that_is_filled_through_a_map_harms_its_process_only(harness: DriverHarness) -> None:

@@ -37,6 +37,7 @@ IN_MEMORY = ("sandlot.testing.memory.", "tests.support.node.")
 """Modules of the node in memory, which unit tests of the surface do not import."""
 NEEDS_BEHAVIOUR = {
     "tests/unit/server/test_composition.py": "its subject is a whole service, built on a driver",
+    "tests/unit/server/test_faults.py": "its subject is failures of drivers and guests, as clients of the service read them",
     "tests/unit/web/test_websocket.py": "its subject is the order and the backpressure of bytes between a client and a program in a sandbox",
 }
 """Test module -> reason why it imports the node in memory."""

@@ -11,6 +11,7 @@ from sandlot.core.execution.helpers import is_helper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
+from sandlot.model.faults import Fault
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.composition import RunningService
@@ -54,7 +55,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
             for _ in range(2):  # what was written so far is gone, and it can be asked again
                 with pytest.raises(LimitError, match="disk of the host is full") as full:
                     await service.internals.manager.hibernate(OPERATOR, sandbox.id)
-                assert (full.value.code, full.value.status) == (ErrorCode.NODE_DISK_FULL, 507)
+                assert (full.value.code, full.value.status, full.value.fault) == (ErrorCode.NODE_DISK_FULL, 507, Fault.CAPACITY)
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
             await check(service.node, sandbox, state)

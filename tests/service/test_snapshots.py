@@ -21,6 +21,7 @@ from sandlot.model.errors import (
     LimitError,
     UnavailableError,
 )
+from sandlot.model.faults import Fault
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
@@ -166,7 +167,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             sandbox = careless.internals.registry.find(sandbox.id, OPERATOR)
             with pytest.raises(LimitError) as full:
                 await careless.node.snapshots.create(OPERATOR, sandbox.id)
-            assert (full.value.code, full.value.status) == (ErrorCode.NODE_DISK_FULL, 507)
+            assert (full.value.code, full.value.status, full.value.fault) == (ErrorCode.NODE_DISK_FULL, 507, Fault.CAPACITY)
             assert saved(folder) == []
             assert await careless.store.snapshots.list_by_node(careless.node.id) == []
             await check(careless.node, sandbox, state)

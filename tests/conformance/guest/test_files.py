@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.faults import Fault
 from sandlot.model.specs import User
 from tests.support.lives import Inside
 
@@ -45,7 +46,7 @@ async def test_a_full_disk_is_said_and_loses_nothing(inside: Inside) -> None:
     await inside.link.files.write("/workspace/full/file", b"old")
     with pytest.raises(SandlotError) as refused:
         await inside.link.files.write("/workspace/full/file", b"z" * (80 << 20))
-    assert refused.value.code == ErrorCode.DISK_FULL
+    assert (refused.value.code, refused.value.fault) == (ErrorCode.DISK_FULL, Fault.LIMIT)
     assert await read(inside, "/workspace/full/file") == b"old"
     await inside.link.files.write("/workspace/full/other", b"room again")
 
