@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot import AsyncSandbox, CommandResult, ErrorCode, Execution, ExecutionFailedError, Sandbox
+from sandlot import AsyncSandbox, CommandResult, ErrorCode, Execution, ExecutionFailedError, Fault, Sandbox
 from tests.unit.sdk.scripted import Reply, Script, events
 
 FAILED = {"id": "p1", "exit_code": 3, "stderr": "no", "reason": "exited"}
@@ -66,3 +66,14 @@ async def test_async_runs_are_checked_on_request(service: Script, async_sandbox:
     service.say(Reply(200, RAISED))
     with pytest.raises(ExecutionFailedError):
         await async_sandbox.run_code("x", check=True)
+
+
+def test_failed_check_has_the_fault_of_its_result() -> None:
+    for result, fault in (
+        (CommandResult(137, reason="oom", fault=Fault.LIMIT), Fault.LIMIT),
+        (Execution(status="died", fault="of the future"), Fault.CODE),
+        (CommandResult(1), Fault.CODE),
+    ):
+        with pytest.raises(ExecutionFailedError) as failed:
+            result.check()
+        assert failed.value.fault is fault

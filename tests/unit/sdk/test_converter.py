@@ -10,6 +10,7 @@ import pytest
 
 from sandlot import sdk
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError
+from sandlot.model.faults import Fault
 from sandlot.model.specs import OnTimeout
 from sandlot.sdk.converter import RENAMED, structure, structure_list
 from sandlot.sdk.models.code import Execution
@@ -99,3 +100,12 @@ def test_error_of_a_batch_item_is_an_exception() -> None:
     assert item.error.code is ErrorCode.TEMPLATE_NOT_FOUND
     with pytest.raises(NotFoundError):
         item.unwrap()
+
+
+def test_faults_of_results_and_ended_sandboxes() -> None:
+    assert structure(CommandResult, {"exit_code": 137, "fault": "limit"}).fault is Fault.LIMIT
+    assert structure(CommandResult, {"exit_code": 0, "fault": None}).fault is None
+    assert structure(CommandResult, {"exit_code": 0}).fault is None
+    assert structure(CommandResult, {"exit_code": 1, "fault": "of the future"}).fault == "of the future"
+    ended = structure(SandboxInfo, {**BARE, "exit": {"reason": "crashed", "detail": "", "fault": "lost"}})
+    assert (ended.exit_reason, ended.fault) == ("crashed", Fault.LOST)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sandlot.model.errors import CODES, ErrorCode, InternalError, LimitError, SandboxEndedError, error_class
+from sandlot.model.faults import Fault
 from sandlot.sdk import responses
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.models.sandboxes import SandboxInfo
@@ -37,6 +38,12 @@ def test_a_code_of_a_later_version_without_a_status_is_internal(subtests: pytest
             assert type(responses.error_from_problem({"code": "quota_of_the_moon", "status": status})) is InternalError
 
 
+def test_fault_is_the_one_of_the_service(subtests: pytest.Subtests) -> None:
+    for given, fault in (("code", Fault.CODE), ("of the future", Fault.REQUEST), (None, Fault.REQUEST), (["code"], Fault.REQUEST)):
+        with subtests.test(given=given):
+            assert responses.error_from_problem({"code": "conflict", "status": 409, "fault": given}).fault is fault
+
+
 def test_an_answer_that_is_no_problem_is_shown(subtests: pytest.Subtests) -> None:
     for body in (b"<html>Bad gateway</html>", b"", b"[1]", b'{"code": 5}', b"\xff\xfe"):
         with subtests.test(body=body):
@@ -56,8 +63,11 @@ def test_only_the_service_says_that_a_call_may_be_repeated() -> None:
 def test_a_sandbox_that_ended_says_why() -> None:
     responses.check_alive(SandboxInfo("x", "running", "base"))
     with pytest.raises(SandboxEndedError, match="oom") as caught:
-        responses.check_alive(SandboxInfo("x", "failed", "base", exit_reason="oom"))
-    assert caught.value.fields["reason"] == "oom"
+        responses.check_alive(SandboxInfo("x", "failed", "base", exit_reason="oom", fault=Fault.LIMIT))
+    assert (caught.value.fields["reason"], caught.value.fault) == ("oom", Fault.LIMIT)
+    with pytest.raises(SandboxEndedError) as caught:
+        responses.check_alive(SandboxInfo("x", "stopped", "base", exit_reason="killed"))
+    assert caught.value.fault is Fault.REQUEST
 
 
 def test_a_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
