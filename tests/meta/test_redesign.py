@@ -25,7 +25,6 @@ NOT_DONE = {
     "compat/e2b",
     "compat/pandastack",
     "compat/sandbase",
-    "compat/sandboxapi",
     "compat/tensorlake",
     "sdk",
     "server",

@@ -185,6 +185,14 @@ async def single_chunk(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
+def append_line(text: str, line: str) -> str:
+    """Append a line to text; a newline is inserted if the text does not end with one. An empty line changes nothing."""
+    if not line:
+        return text
+    separator = "" if not text or text.endswith("\n") else "\n"
+    return f"{text}{separator}{line}\n"
+
+
 def rfc3339_ms(at: datetime) -> str:
     """Return a time in UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``."""
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

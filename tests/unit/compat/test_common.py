@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.compat.common import find_live_sandbox, find_live_sandboxes, find_sandbox, find_sandboxes
+from sandlot.compat.common import append_line, find_live_sandbox, find_live_sandboxes, find_sandbox, find_sandboxes
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import NotFoundError, SandboxEndedError
 from sandlot.model.repositories import Position
@@ -52,3 +52,8 @@ async def test_sandbox_that_has_ended_or_is_to_end_is_refused(state: State) -> N
     with pytest.raises(SandboxEndedError):
         await find_live_sandbox(node.services, OPERATOR, made.id)
     node.check()
+
+
+def test_appended_line_is_on_its_own_line() -> None:
+    assert [append_line(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
+    assert append_line("a", "") == "a"

@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from sandlot.compat.agentsandbox.run_files import RESPONSE_MARGIN_S, CollectedFiles
 from sandlot.compat.agentsandbox.schemas import ExecuteResponse, LanguageName, LoggedExecution, RunFile, StoredFile
-from sandlot.compat.common import VENDOR_KEY, rfc3339_ms, session_metadata, session_timeout_s
+from sandlot.compat.common import VENDOR_KEY, append_line, rfc3339_ms, session_metadata, session_timeout_s
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import CommandResult
@@ -180,12 +180,6 @@ def execute_response(session_id: SandboxId, result: CommandResult, files: Collec
 def ended_response(session_id: SandboxId, error: SandboxEndedError) -> ExecuteResponse:
     """Return the response to a run whose sandbox ended, such as code that exhausted the sandbox's memory."""
     return ExecuteResponse(session_id=session_id, stdout="", stderr=f"{error}\n", return_code=EXIT_KILLED, files=[], execution_id=None)
-
-
-def append_line(text: str, line: str) -> str:
-    """Append a line to text; a newline is inserted if the text does not end with one."""
-    separator = "" if not text or text.endswith("\n") else "\n"
-    return f"{text}{separator}{line}\n"
 
 
 def stored_file(record: FileRecord) -> StoredFile:

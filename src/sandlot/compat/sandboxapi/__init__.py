@@ -1,7 +1,7 @@
-"""SandboxAPI: programs that are run once and graded, and sessions in which variables, files and packages stay.
+"""SandboxAPI: programs that are run once and graded, and sessions that keep variables, files and packages.
 
-No client of the vendor's is published but an MCP server, which speaks to ``/v1/execute`` and ``/v1/languages``; what callers send and expect
-beyond these is its documentation's. ``COVERAGE.md`` lists every call; ``sandlot.sdk.compat.sandboxapi`` is a client of this door.
+The vendor's only published client is an MCP server, which calls ``/v1/execute`` and ``/v1/languages``. The other calls follow its documentation.
+``sandlot.sdk.compat.sandboxapi`` is a client of this API. ``COVERAGE.md`` lists every call.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/doors.md of Sandlot says which of SandboxAPI's calls there are.",
+    help="docs/doors.md of Sandlot lists the supported calls of SandboxAPI.",
 )

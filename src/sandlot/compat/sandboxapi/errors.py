@@ -1,20 +1,20 @@
-"""Failures as SandboxAPI tells them: ``{"error": ..., "message": ...}`` and a status.
+"""Errors of SandboxAPI: ``{"error": ..., "message": ...}`` and a status.
 
-Its clients take every status but 200 and 201 for a details, 401 and 403 for a bad key and 429 for a used up quota, and show ``error``: so that is a
-sentence, but for a session that there is not (any more), which callers tell by its words.
+Clients treat every status but 200 and 201 as an error, 401 and 403 as a bad key and 429 as an exhausted quota. They show ``error``, so ``error`` is a
+sentence. Only for an unknown session, ``error`` is a fixed text that clients compare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
-NO_SESSION = "session not found"
+SESSION_NOT_FOUND: Final = "session not found"
 
-_GONE = ErrorTableEntry(404, "session_not_found")  # a session is its sandbox: one that has ended is none
+_NO_SESSION = ErrorTableEntry(404, "session_not_found")  # a session is a sandbox
 _UNAVAILABLE = ErrorTableEntry(503, "service_unavailable")
 
 TABLE = error_table(
@@ -31,14 +31,19 @@ TABLE = error_table(
     unavailable=_UNAVAILABLE,
     internal=ErrorTableEntry(500, "internal_error"),
     others={
-        ErrorCode.SANDBOX_NOT_FOUND: _GONE,
-        ErrorCode.SANDBOX_ENDED: _GONE,
-        ErrorCode.TEMPLATE_NOT_FOUND: _UNAVAILABLE,  # no request names one: the operator has to see to it
+        ErrorCode.SANDBOX_NOT_FOUND: _NO_SESSION,
+        ErrorCode.SANDBOX_ENDED: _NO_SESSION,
+        ErrorCode.TEMPLATE_NOT_FOUND: _UNAVAILABLE,  # requests name no template, so only the operator can help
     },
 )
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What callers read, and what of it helps whoever asks the operator. Pure."""
-    shown = NO_SESSION if details.entry is _GONE else details.message
-    return {"error": shown, "message": details.message, "code": details.entry.code, "request_id": details.request_id, "retryable": details.retryable}
+    """Return the error body. Pure."""
+    return {
+        "error": SESSION_NOT_FOUND if details.entry is _NO_SESSION else details.message,
+        "message": details.message,
+        "code": details.entry.code,
+        "request_id": details.request_id,
+        "retryable": details.retryable,
+    }

@@ -1,17 +1,26 @@
-"""Sessions and what is done in them: what core is asked to do, in which order.
+"""Programs and sessions of SandboxAPI: calls of several node operations in order.
 
-Laws:
-- A session that was closed, or ended by itself, is not found; whose it was makes no difference.
-- A client that goes away interrupts its code; the session stays.
+Invariants:
+- A session that was closed, that ended by itself, or that belongs to another owner is not found.
+- If a client disconnects, its code is interrupted; the session stays.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from sandlot.compat.common import find_live_sandbox, find_live_sandboxes
+from sandlot.compat.common import find_live_sandbox, find_live_sandboxes, session_metadata
 from sandlot.compat.sandboxapi import translate
-from sandlot.compat.sandboxapi.schemas import CodeAnswer, CodeBody, ExecuteAnswer, ExecuteBody, InstallAnswer, InstallBody, SessionAnswer, SessionBody
+from sandlot.compat.sandboxapi.schemas import (
+    CodeResponse,
+    CreateSessionRequest,
+    ExecuteRequest,
+    ExecuteResponse,
+    InstallPackagesRequest,
+    InstallResponse,
+    RunCodeRequest,
+    SessionResponse,
+)
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError
@@ -20,93 +29,93 @@ from sandlot.model.packages import InstallParams, choose_manager
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.specs import CellSpec
 
-_OPTIONS = ExecutionOptions(origin=translate.NAME)
+_OPTIONS = ExecutionOptions(origin=translate.VENDOR)
 
 
-async def find(node: Node, principal: Principal, session: str) -> SandboxInfo:
+async def find_session(node: Node, principal: Principal, session: str) -> SandboxInfo:
     """Return a session by its id.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``: there is no such session, it has ended, or it belongs to another owner.
+        NotFoundError: There is no such session, it has ended, or it belongs to another owner (code ``sandbox_not_found``).
     """
     sandbox: SandboxInfo | None = None
     with suppress(NotFoundError, SandboxEndedError):
         sandbox = await find_live_sandbox(node, principal, session)
-    if sandbox is None or not translate.is_session(sandbox):
-        raise translate.no_session(session)
+    if sandbox is None or not translate.is_usable(sandbox):
+        raise translate.session_not_found(session)
     return sandbox
 
 
-async def listing(node: Node, principal: Principal) -> list[SessionAnswer]:
+async def list_sessions(node: Node, principal: Principal) -> list[SessionResponse]:
     """Return all sessions that a principal may see, oldest first."""
-    found = await find_live_sandboxes(node, principal, translate.SESSION_METADATA)
-    return [translate.session(sandbox) for sandbox in found if translate.is_session(sandbox)]
+    sandboxes = await find_live_sandboxes(node, principal, session_metadata(translate.VENDOR))
+    return [translate.session_response(sandbox) for sandbox in sandboxes if translate.is_usable(sandbox)]
 
 
-async def create(node: Node, principal: Principal, body: SessionBody) -> SessionAnswer:
+async def create_session(node: Node, principal: Principal, body: CreateSessionRequest) -> SessionResponse:
     """Create a session.
 
     Raises:
         SandlotError: The session could not be created; then nothing is left of it.
     """
-    spoken = translate.language(body.language)
-    return translate.session(await node.sandboxes.create(principal, translate.new_session(spoken, body.idle_ttl, principal)))
+    params = translate.session_params(translate.language(body.language), body.idle_ttl, principal)
+    return translate.session_response(await node.sandboxes.create(principal, params))
 
 
-async def close(node: Node, principal: Principal, session: str) -> None:
-    """End a session.
-
-    Raises:
-        NotFoundError: ``sandbox_not_found``.
-    """
-    await node.sandboxes.kill(principal, (await find(node, principal, session)).id)
-
-
-async def execute(node: Node, principal: Principal, session: str, body: CodeBody) -> CodeAnswer:
-    """Run code in a session, where everything is that was there after the code before.
+async def close_session(node: Node, principal: Principal, session: str) -> None:
+    """Kill a session.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``.
-        InvalidRequestError: It has input, is in another language, or out of bounds.
+        NotFoundError: There is no such session (code ``sandbox_not_found``).
     """
-    sandbox = await find(node, principal, session)
-    spoken = translate.spoken_in(sandbox)
-    if body.language is not None and translate.language(body.language) != spoken:
+    await node.sandboxes.kill(principal, (await find_session(node, principal, session)).id)
+
+
+async def run_code(node: Node, principal: Principal, session: str, body: RunCodeRequest) -> CodeResponse:
+    """Run code in a session, with the variables of earlier code.
+
+    Raises:
+        NotFoundError: There is no such session (code ``sandbox_not_found``).
+        InvalidRequestError: The request has standard input, another language, or a timeout out of bounds.
+    """
+    sandbox = await find_session(node, principal, session)
+    language = translate.language_of(sandbox)
+    if body.language is not None and translate.language(body.language) != language:
         raise InvalidRequestError(
-            f"This session speaks {spoken.id}.", hint="Create another session for another language.", fields={"field": "language"}
+            f"This session speaks {language.id}.", hint="Create another session for another language.", fields={"field": "language"}
         )
     if body.stdin:
         raise InvalidRequestError(
-            "Code in a session has no standard input.", hint="Put it into a variable or a file, or use /v1/execute.", fields={"field": "stdin"}
+            "Code in a session has no standard input.", hint="Put the input into a variable or a file, or use /v1/execute.", fields={"field": "stdin"}
         )
-    timeout_s = translate.timeout(body.timeout)
-    cell = CellSpec(body.code, language=spoken.ours, timeout_s=timeout_s)
+    timeout_s = translate.timeout_s(body.timeout)
+    cell = CellSpec(body.code, language=language.ours, timeout_s=timeout_s)
     try:
-        return translate.code_answer(sandbox, await node.code.run(principal, sandbox.id, cell, _OPTIONS), timeout_s)
+        return translate.code_response(sandbox, await node.code.run(principal, sandbox.id, cell, _OPTIONS), timeout_s)
     except SandboxEndedError as error:
-        raise translate.no_session(session, error) from None
+        raise translate.session_not_found(session, error) from None
 
 
-async def install(node: Node, principal: Principal, session: str, body: InstallBody) -> InstallAnswer:
-    """Install packages in a session; what runs there can import them at once.
+async def install_packages(node: Node, principal: Principal, session: str, body: InstallPackagesRequest) -> InstallResponse:
+    """Install packages in a session. Running interpreters can import them at once.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``.
-        InvalidRequestError: No such package manager, or what is no package.
+        NotFoundError: There is no such session (code ``sandbox_not_found``).
+        InvalidRequestError: The package manager is unknown, or a package name is invalid.
     """
-    sandbox = await find(node, principal, session)
-    asked = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout(body.timeout))
+    sandbox = await find_session(node, principal, session)
+    params = InstallParams(choose_manager(body.manager), tuple(body.packages), timeout_s=translate.timeout_s(body.timeout))
     try:
-        return translate.install_answer(asked, await node.packages.install(principal, sandbox.id, asked, _OPTIONS))
+        return translate.install_response(params, await node.packages.install(principal, sandbox.id, params, _OPTIONS))
     except SandboxEndedError as error:
-        raise translate.no_session(session, error) from None
+        raise translate.session_not_found(session, error) from None
 
 
-async def run(node: Node, principal: Principal, body: ExecuteBody) -> ExecuteAnswer:
+async def run_program(node: Node, principal: Principal, body: ExecuteRequest) -> ExecuteResponse:
     """Run a program once, in a sandbox of its own.
 
     Raises:
-        SandlotError: It could not be run. A program that fails is no error.
+        SandlotError: The program could not be run. A program that fails is not an error.
     """
-    spoken = translate.language(body.language)
-    return translate.answer(await node.programs.run(principal, translate.shot(body)), spoken)
+    language = translate.language(body.language)
+    return translate.execute_response(await node.programs.run(principal, translate.program_params(body)), language)

@@ -1,6 +1,6 @@
-"""What SandboxAPI's callers send, and what they have to be given: bodies and answers, field by field.
+"""Requests and responses of SandboxAPI.
 
-Law: ``stdout`` and ``stderr`` are never null: callers put them together without looking.
+Invariant: ``stdout`` and ``stderr`` are never null, because clients concatenate them unchecked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sandlot.web.models import RequestModel, ResponseModel, Text
 Packages = Annotated[list[Text], Field(min_length=1, max_length=100)]
 
 
-class ExecuteBody(RequestModel):
+class ExecuteRequest(RequestModel):
     """A program to run once."""
 
     language: Text
@@ -24,14 +24,14 @@ class ExecuteBody(RequestModel):
     expected_output: Text | None = None
 
 
-class SessionBody(RequestModel):
+class CreateSessionRequest(RequestModel):
     """A session to create."""
 
     language: Text
     idle_ttl: float | None = None
 
 
-class CodeBody(RequestModel):
+class RunCodeRequest(RequestModel):
     """Code to run in a session."""
 
     code: Text
@@ -40,7 +40,7 @@ class CodeBody(RequestModel):
     language: Text | None = None
 
 
-class InstallBody(RequestModel):
+class InstallPackagesRequest(RequestModel):
     """Packages to install in a session."""
 
     manager: Text = "pip"
@@ -48,38 +48,38 @@ class InstallBody(RequestModel):
     timeout: float = 300
 
 
-class BatchBody(RequestModel):
-    """Programs to run once; all of what they write is one answer."""
+class ExecuteBatchRequest(RequestModel):
+    """Programs to run once, with one response for all."""
 
-    executions: Annotated[list[ExecuteBody], Field(min_length=1, max_length=20)]
-
-
-class NothingBody(RequestModel):
-    """What asks for no more than it says by its name."""
+    executions: Annotated[list[ExecuteRequest], Field(min_length=1, max_length=20)]
 
 
-class SessionCodeBody(RequestModel):
-    """Code to run in a session that is named beside it."""
+class EmptyRequest(RequestModel):
+    """Arguments of a tool that has none."""
+
+
+class SessionExecuteRequest(RequestModel):
+    """Code to run, and the session."""
 
     session_id: Text
     code: Text
     timeout: float = 60
 
 
-class SessionPackagesBody(InstallBody):
-    """Packages to install in a session that is named beside them."""
+class SessionInstallRequest(InstallPackagesRequest):
+    """Packages to install, and the session."""
 
     session_id: Text
 
 
-class CloseBody(RequestModel):
+class CloseSessionRequest(RequestModel):
     """A session to close."""
 
     session_id: Text
 
 
-class ExecuteAnswer(ResponseModel):
-    """What code came to."""
+class ExecuteResponse(ResponseModel):
+    """Result of a program."""
 
     id: str
     status: str
@@ -94,14 +94,14 @@ class ExecuteAnswer(ResponseModel):
     memory_used_kb: int
 
 
-class CodeAnswer(ExecuteAnswer):
-    """The same in a session. ``result`` is ours: the value of the last expression, as text."""
+class CodeResponse(ExecuteResponse):
+    """Result of code in a session. ``result``, which is Sandlot's own field, is the value of the last expression as text."""
 
     session_id: str
     result: str | None
 
 
-class SessionAnswer(ResponseModel):
+class SessionResponse(ResponseModel):
     """One session."""
 
     id: str
@@ -110,17 +110,17 @@ class SessionAnswer(ResponseModel):
     status: str
     idle_ttl: int
     created_at: str = Field(description="ISO 8601, UTC.")
-    expires_at: str = Field(description="When it ends if nothing more is done in it.")
+    expires_at: str = Field(description="End of the session if the session is not used until then.")
 
 
-class SessionsAnswer(ResponseModel):
+class SessionListResponse(ResponseModel):
     """All sessions, oldest first."""
 
-    sessions: list[SessionAnswer]
+    sessions: list[SessionResponse]
 
 
-class InstallAnswer(ResponseModel):
-    """What an installation came to."""
+class InstallResponse(ResponseModel):
+    """Result of an installation."""
 
     status: str
     manager: str
@@ -131,8 +131,8 @@ class InstallAnswer(ResponseModel):
     duration_ms: int
 
 
-class LanguageAnswer(ResponseModel):
-    """A language that code can be in."""
+class LanguageResponse(ResponseModel):
+    """A language of programs and sessions."""
 
     id: str
     name: str
@@ -142,7 +142,7 @@ class LanguageAnswer(ResponseModel):
     example: str
 
 
-class LanguagesAnswer(ResponseModel):
-    """All of them."""
+class LanguageListResponse(ResponseModel):
+    """All languages."""
 
-    languages: list[LanguageAnswer]
+    languages: list[LanguageResponse]

@@ -1,9 +1,8 @@
-"""SandboxAPI's words into ours and back. Pure.
+"""Translation between SandboxAPI and the node. Pure.
 
-Laws:
-- A session is a sandbox that says so, and which language it speaks, in its metadata; the idle timeout of that sandbox is the session's.
-- A status is one of the words that callers know: completed, wrong_answer, runtime_error, timeout. What these do not say is a line in ``stderr``,
-  where a model reads it.
+Invariants:
+- A session is a sandbox with the labels of a session and the label of its language. Its idle timeout is that of the session.
+- A status is one that clients know: completed, wrong_answer, runtime_error or timeout. Further details are a line in ``stderr``, which models read.
 """
 
 from __future__ import annotations
@@ -13,46 +12,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
+from typing import Final
 
-from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
-from sandlot.compat.sandboxapi.schemas import CodeAnswer, ExecuteAnswer, ExecuteBody, InstallAnswer, LanguageAnswer, SessionAnswer
+from sandlot.compat.common import VENDOR_KEY, append_line, is_session, rfc3339_ms, session_metadata, session_timeout_s
+from sandlot.compat.sandboxapi.schemas import CodeResponse, ExecuteRequest, ExecuteResponse, InstallResponse, LanguageResponse, SessionResponse
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
-from sandlot.model.executions import CodeResult, CommandResult
+from sandlot.model.executions import TIMEOUT_EXIT_CODE, CodeResult, CommandResult
 from sandlot.model.packages import InstallParams
 from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
-from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, PURPOSE_KEY, CreateSandboxParams, SandboxInfo
+from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
-NAME = "sandboxapi"
-LANGUAGE_KEY = "sandlot.language"
-SESSION = "session"
-SESSION_METADATA: Mapping[str, str] = {VENDOR_KEY: NAME, PURPOSE_KEY: SESSION}
-"""Metadata of each session, besides its language."""
+VENDOR: Final = "sandboxapi"
+"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+LANGUAGE_KEY: Final = "sandlot.language"
+"""Label whose value is the language of a session."""
 
-MOST_TIMEOUT_S = 300.0
-"""Of one run; the vendor's."""
-DEFAULT_IDLE_S = 600.0
-TIMED_OUT = 124
-"""As timeout(1) says it."""
+MAX_RUN_S: Final = 300.0
+"""Longest timeout of a run, as the vendor documents it."""
+DEFAULT_IDLE_S: Final = 600.0
 
 COMPLETED, RUNTIME_ERROR, TIMEOUT = str(Status.COMPLETED), str(Status.RUNTIME_ERROR), str(Status.TIMEOUT)
 
-_OUR_STATUSES: Mapping[Status, str] = MappingProxyType({Status.MEMORY_EXCEEDED: RUNTIME_ERROR, Status.OUTPUT_LIMIT: RUNTIME_ERROR})
-"""Those that callers do not know."""
+_UNKNOWN_STATUSES: Mapping[Status, str] = MappingProxyType({Status.MEMORY_EXCEEDED: RUNTIME_ERROR, Status.OUTPUT_LIMIT: RUNTIME_ERROR})
+"""Statuses that clients do not know -> a status that they know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language as the vendor calls it.
+    """A language.
 
     Args:
-        id: The vendor's word for it.
-        ours: Core's.
-        name: For people.
-        version: What the template has; a test looks.
-        aliases: Other words of the vendor's.
-        file_extension: With the dot.
+        id: Name of the vendor.
+        ours: Name of Sandlot.
+        name: Name to display.
+        version: Version in the template ``code-interpreter``.
+        aliases: Other names of the vendor.
+        file_extension: Extension with the dot.
         example: A program.
     """
 
@@ -70,59 +67,64 @@ LANGUAGES = (
     Language("javascript", "javascript", "JavaScript (Node.js)", "24", ("js", "node"), ".js", "console.log('Hello, World!')"),
     Language("bash", "bash", "Bash", "5.2", ("sh", "shell"), ".sh", "echo 'Hello, World!'"),
 )
-_BY_WORD: Mapping[str, Language] = MappingProxyType({word: each for each in LANGUAGES for word in (each.id, *each.aliases)})
+_BY_NAME: Mapping[str, Language] = MappingProxyType({name: each for each in LANGUAGES for name in (each.id, *each.aliases)})
 
 
-def language(word: str) -> Language:
-    """The language that a word means.
+def language(name: str) -> Language:
+    """Return a language by one of its names.
 
     Raises:
-        InvalidRequestError: None that there is here; says which there are.
+        InvalidRequestError: The language is not supported.
     """
-    known = _BY_WORD.get(word.lower())
-    if known is None:
-        there = ", ".join(f"{each.id} ({', '.join(each.aliases)})" for each in LANGUAGES)
-        raise InvalidRequestError(f"Language {word[:50]!r} is not supported.", hint=f"There are: {there}.", fields={"field": "language"})
-    return known
+    found = _BY_NAME.get(name.lower())
+    if found is None:
+        names = ", ".join(f"{each.id} ({', '.join(each.aliases)})" for each in LANGUAGES)
+        raise InvalidRequestError(f"Language {name[:50]!r} is not supported.", hint=f"Use one of: {names}.", fields={"field": "language"})
+    return found
 
 
-def language_answer(told: Language) -> LanguageAnswer:
-    """What is told of a language."""
-    return LanguageAnswer(
-        id=told.id, name=told.name, version=told.version, aliases=list(told.aliases), file_extension=told.file_extension, example=told.example
+def language_response(language: Language) -> LanguageResponse:
+    """Return the response for a language."""
+    return LanguageResponse(
+        id=language.id,
+        name=language.name,
+        version=language.version,
+        aliases=list(language.aliases),
+        file_extension=language.file_extension,
+        example=language.example,
     )
 
 
-def shot(body: ExecuteBody) -> OneShotParams:
-    """A program to run once.
+def program_params(body: ExecuteRequest) -> OneShotParams:
+    """Return a program to run once.
 
     Raises:
-        InvalidRequestError: No such language, or out of bounds.
+        InvalidRequestError: The language is not supported, or the timeout is out of bounds.
     """
     return OneShotParams(
         language=language(body.language).ours,
         code=body.code,
         stdin=(body.stdin or "").encode(),
-        timeout_s=timeout(body.timeout),
+        timeout_s=timeout_s(body.timeout),
         expected_output=body.expected_output,
-        metadata={VENDOR_KEY: NAME},
-        origin=NAME,
+        metadata={VENDOR_KEY: VENDOR},
+        origin=VENDOR,
     )
 
 
-def timeout(seconds: float) -> float:
-    """The timeout of a run.
+def timeout_s(seconds: float) -> float:
+    """Return the timeout of a run.
 
     Raises:
-        InvalidRequestError: Out of the vendor's bounds.
+        InvalidRequestError: The timeout is out of the vendor's bounds.
     """
-    if not 0 < seconds <= MOST_TIMEOUT_S:
-        raise InvalidRequestError(f"timeout is {seconds:g}; it must be more than 0 and at most {MOST_TIMEOUT_S:g}.", fields={"field": "timeout"})
+    if not 0 < seconds <= MAX_RUN_S:
+        raise InvalidRequestError(f"`timeout` is {seconds:g}; it must be more than 0 and at most {MAX_RUN_S:g} seconds.", fields={"field": "timeout"})
     return seconds
 
 
-def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) -> CreateSandboxParams:
-    """The sandbox that a session is. It has no deadline but its idle timeout, except for keys whose sandboxes must have one.
+def session_params(language: Language, idle_ttl: float | None, principal: Principal) -> CreateSandboxParams:
+    """Return the create request of a session's sandbox. It has an idle timeout, and a deadline only if the key's quota demands one.
 
     Raises:
         InvalidRequestError: The idle timeout is out of bounds.
@@ -130,46 +132,44 @@ def new_session(spoken: Language, idle_ttl: float | None, principal: Principal) 
     idle_s = DEFAULT_IDLE_S if idle_ttl is None else idle_ttl
     if not MIN_IDLE_TIMEOUT_S <= idle_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
-            f"idle_ttl is {idle_s:g}; it must be from {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g}.", hint="Seconds.", fields={"field": "idle_ttl"}
+            f"`idle_ttl` is {idle_s:g}; it must be from {MIN_IDLE_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds.", fields={"field": "idle_ttl"}
         )
-    longest_s = principal.quota.lifetime_s
     return CreateSandboxParams(
-        metadata={**SESSION_METADATA, LANGUAGE_KEY: spoken.id},
-        timeout_s=None if longest_s is None else min(longest_s, MAX_TIMEOUT_S),
+        metadata={**session_metadata(VENDOR), LANGUAGE_KEY: language.id},
+        timeout_s=session_timeout_s(principal.quota),
         idle_timeout_s=idle_s,
     )
 
 
-def is_session(sandbox: SandboxInfo) -> bool:
-    """Return True if a sandbox is, or was, a session of this door."""
-    return (sandbox.metadata.get(VENDOR_KEY), sandbox.metadata.get(PURPOSE_KEY)) == (NAME, SESSION) and sandbox.metadata.get(
-        LANGUAGE_KEY, ""
-    ) in _BY_WORD
+def is_usable(sandbox: SandboxInfo) -> bool:
+    """Return whether a sandbox is a session of this API with a known language."""
+    return is_session(sandbox, VENDOR) and sandbox.metadata.get(LANGUAGE_KEY, "") in _BY_NAME
 
 
-def spoken_in(sandbox: SandboxInfo) -> Language:
+def language_of(sandbox: SandboxInfo) -> Language:
     """Return the language of a session."""
     return language(sandbox.metadata[LANGUAGE_KEY])
 
 
-def no_session(id_: str, why: SandboxEndedError | None = None) -> NotFoundError:
-    """What is said about a session that there is not, or that has ended in the middle of a call."""
+def session_not_found(session_id: str, ended: SandboxEndedError | None = None) -> NotFoundError:
+    """Return the error for an unknown session, or for a session that ended during a call."""
+    shown = session_id[:64]
     return NotFoundError(
-        f"There is no session {id_[:64]!r}." if why is None else why.message,
+        f"There is no session {shown!r}." if ended is None else ended.message,
         code=ErrorCode.SANDBOX_NOT_FOUND,
-        hint="It may have been closed, or nothing was done in it for its idle_ttl. Create a new one.",
-        fields={"session_id": id_[:64]},
+        hint="Create a new session. Sessions end when they are closed or not used for their idle_ttl.",
+        fields={"session_id": shown},
     )
 
 
-def session(sandbox: SandboxInfo) -> SessionAnswer:
-    """Return what callers read of a session. It expires after its idle timeout without activity, or at its deadline if that is earlier."""
+def session_response(sandbox: SandboxInfo) -> SessionResponse:
+    """Return the response for a session. The session expires after its idle timeout without activity, or at its deadline if that is earlier."""
     idle_s = sandbox.idle_timeout_s or DEFAULT_IDLE_S
     ends = max(sandbox.as_of, (sandbox.idle_since or sandbox.as_of) + timedelta(seconds=idle_s))
-    return SessionAnswer(
+    return SessionResponse(
         id=sandbox.id,
         session_id=sandbox.id,
-        language=spoken_in(sandbox).id,
+        language=language_of(sandbox).id,
         status="active",
         idle_ttl=round(idle_s),
         created_at=rfc3339_ms(sandbox.created_at),
@@ -177,65 +177,67 @@ def session(sandbox: SandboxInfo) -> SessionAnswer:
     )
 
 
-def answer(done: Result, spoken: Language) -> ExecuteAnswer:
-    """What is told of a program that was run once."""
-    wall_ms = milliseconds(done.duration_s)
-    return ExecuteAnswer(
-        id=done.execution or "",
-        status=_OUR_STATUSES.get(done.status, str(done.status)),
-        language=spoken.id,
-        stdout=done.stdout,
-        stderr=noted(done.stderr, done.detail),
+def execute_response(result: Result, language: Language) -> ExecuteResponse:
+    """Return the response to a program that was run once."""
+    wall_ms = milliseconds(result.duration_s)
+    return ExecuteResponse(
+        id=result.execution or "",
+        status=_UNKNOWN_STATUSES.get(result.status, str(result.status)),
+        language=language.id,
+        stdout=result.stdout,
+        stderr=append_line(result.stderr, result.detail),
         compile_output="",
-        exit_code=done.exit_code if done.signal is None else 128 + done.signal,
-        exit_signal=None if done.signal is None else signal_name(done.signal),
-        execution_time_ms=wall_ms if done.cpu_s is None else milliseconds(done.cpu_s),
+        exit_code=result.exit_code if result.signal is None else 128 + result.signal,
+        exit_signal=None if result.signal is None else signal_name(result.signal),
+        execution_time_ms=wall_ms if result.cpu_s is None else milliseconds(result.cpu_s),
         wall_time_ms=wall_ms,
-        memory_used_kb=(done.peak_bytes or 0) // KIB,
+        memory_used_kb=(result.peak_bytes or 0) // KIB,
     )
 
 
-def code_answer(sandbox: SandboxInfo, done: CodeResult, timeout_s: float) -> CodeAnswer:
-    """What is told of code that was run in a session.
+def code_response(sandbox: SandboxInfo, result: CodeResult, timeout_s: float) -> CodeResponse:
+    """Return the response to code that was run in a session.
 
     Args:
         sandbox: The session.
-        done: What it came to.
-        timeout_s: What it had.
+        result: Result of the code.
+        timeout_s: Timeout of the code.
     """
-    status, exit_code, note = _cell(done, timeout_s)
+    status, exit_code, note = _cell_outcome(result, timeout_s)
     traceback = (
-        "" if done.error is None else "\n".join(line.rstrip("\n") for line in done.error.traceback) or f"{done.error.name}: {done.error.value}"
+        ""
+        if result.error is None
+        else "\n".join(line.rstrip("\n") for line in result.error.traceback) or f"{result.error.name}: {result.error.value}"
     )
-    wall_ms = milliseconds(done.outcome.duration_s)
-    shown = next((display.data.get("text/plain") for display in done.results if display.main), None)
-    return CodeAnswer(
-        id=done.outcome.execution,
+    wall_ms = milliseconds(result.outcome.duration_s)
+    value = next((display.data.get("text/plain") for display in result.results if display.main), None)
+    return CodeResponse(
+        id=result.outcome.execution,
         session_id=sandbox.id,
         status=status,
-        language=spoken_in(sandbox).id,
-        stdout=done.stdout.text(),
-        stderr=noted(noted(done.stderr.text(), traceback if status != COMPLETED else ""), note),
+        language=language_of(sandbox).id,
+        stdout=result.stdout.text(),
+        stderr=append_line(append_line(result.stderr.text(), traceback if status != COMPLETED else ""), note),
         compile_output="",
         exit_code=exit_code,
         exit_signal=None,
         execution_time_ms=wall_ms,
         wall_time_ms=wall_ms,
         memory_used_kb=0,
-        result=shown if isinstance(shown, str) else None,
+        result=value if isinstance(value, str) else None,
     )
 
 
-def _cell(done: CodeResult, timeout_s: float) -> tuple[str, int, str]:
-    """A cell's status and exit code as a program's, and what is to be said of it."""
-    match done.outcome.status:
+def _cell_outcome(result: CodeResult, timeout_s: float) -> tuple[str, int, str]:
+    """Return status and exit code of code as those of a program, and a note that explains them."""
+    match result.outcome.status:
         case "ok":
             return COMPLETED, 0, ""
         case "error":
-            code = exit_code(done)
+            code = exit_code(result)
             return COMPLETED if code == 0 else RUNTIME_ERROR, code, ""
         case "timeout":
-            return TIMEOUT, TIMED_OUT, f"Sandlot interrupted this code after {timeout_s:g} s. The session and its variables are there."
+            return TIMEOUT, TIMEOUT_EXIT_CODE, f"Sandlot interrupted this code after {timeout_s:g} s. The session keeps its variables."
         case "oom":
             return (
                 RUNTIME_ERROR,
@@ -252,39 +254,32 @@ def _cell(done: CodeResult, timeout_s: float) -> tuple[str, int, str]:
             )
 
 
-def install_answer(asked: InstallParams, done: CommandResult) -> InstallAnswer:
-    """What is told of an installation, well or not."""
-    late = done.outcome.reason == "timeout"
-    return InstallAnswer(
-        status=COMPLETED if done.outcome.exit_code == 0 else "failed",
-        manager=asked.manager,
-        packages=list(asked.packages),
-        stdout=done.stdout.text(),
-        stderr=noted(done.stderr.text(), f"Sandlot ended this install after {asked.timeout_s:g} s." if late else ""),
-        exit_code=TIMED_OUT if late else done.outcome.exit_code,
-        duration_ms=milliseconds(done.outcome.duration_s),
+def install_response(params: InstallParams, result: CommandResult) -> InstallResponse:
+    """Return the response to an installation, successful or not."""
+    timed_out = result.outcome.timed_out
+    return InstallResponse(
+        status=COMPLETED if result.outcome.exit_code == 0 else "failed",
+        manager=params.manager,
+        packages=list(params.packages),
+        stdout=result.stdout.text(),
+        stderr=append_line(result.stderr.text(), f"Sandlot killed this installation after {params.timeout_s:g} s." if timed_out else ""),
+        exit_code=TIMEOUT_EXIT_CODE if timed_out else result.outcome.exit_code,
+        duration_ms=milliseconds(result.outcome.duration_s),
     )
 
 
-def exit_code(done: CodeResult) -> int:
-    """What a program would exit with that raised like this: ``sys.exit(3)`` in a cell is an error of the value "3", as a failed shell command is."""
-    if done.error is None or done.error.name not in {"SystemExit", "ExitStatus"}:
+def exit_code(result: CodeResult) -> int:
+    """Return the exit code of a program that raised the same exception: 3 for ``sys.exit(3)`` and for a failed shell command with status 3."""
+    if result.error is None or result.error.name not in {"SystemExit", "ExitStatus"}:
         return 1
-    value = done.error.value
+    value = result.error.value
     if value in {"", "None"}:
         return 0
-    return int(value) & 0xFF if value.lstrip("-").isdecimal() and len(value) < 10 else 1  # noqa: PLR2004 - more digits are no exit code
-
-
-def noted(text: str, note: str) -> str:
-    """What was written, and on a line of its own what there is to say."""
-    if not note:
-        return text
-    return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{note}\n"
+    return int(value) & 0xFF if value.lstrip("-").isdecimal() and len(value) < 10 else 1  # noqa: PLR2004 - more digits are not an exit code
 
 
 def signal_name(number: int) -> str:
-    """A signal's name, or its number where it has none."""
+    """Return the name of a signal, or its number if it has no name."""
     try:
         return signals.Signals(number).name
     except ValueError:
@@ -292,5 +287,5 @@ def signal_name(number: int) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole ones."""
+    """Return a time in whole milliseconds."""
     return round(seconds * 1000)

@@ -1,11 +1,11 @@
-"""Every error as SandboxAPI's callers read it."""
+"""Errors of SandboxAPI."""
 
 from __future__ import annotations
 
 import json
 
 from sandlot.compat.sandboxapi import API
-from sandlot.compat.sandboxapi.errors import NO_SESSION
+from sandlot.compat.sandboxapi.errors import SESSION_NOT_FOUND
 from sandlot.model.errors import ErrorCode, error_class
 from sandlot.web.errors import problem_response
 from tests.support.cases import cases
@@ -13,8 +13,8 @@ from tests.support.cases import cases
 
 @cases("code", ErrorCode)
 def test_error_and_message_are_sentences_for_every_code(code: ErrorCode) -> None:
-    told = json.loads(bytes(problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=API).body))
+    response = json.loads(bytes(problem_response(error_class(code)("It happened.", code=code, hint="Do this."), "abc", error_format=API).body))
     gone = code in {ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_ENDED}
-    assert told["message"] == "It happened. Do this."
-    assert told["error"] == (NO_SESSION if gone else "It happened. Do this.")
-    assert told["request_id"] == "abc"
+    assert response["message"] == "It happened. Do this."
+    assert response["error"] == (SESSION_NOT_FOUND if gone else "It happened. Do this.")
+    assert response["request_id"] == "abc"

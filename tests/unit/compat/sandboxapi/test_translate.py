@@ -1,4 +1,4 @@
-"""SandboxAPI's words into ours and back."""
+"""Translation between SandboxAPI and the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.cases import cases
 from tests.support.scripted_node import sandbox_info
 
 KNOWN = {"completed", "wrong_answer", "runtime_error", "timeout", "compile_error"}
-WHO = Principal(owner=OwnerId("0123456789ab"), name="a")
+PRINCIPAL = Principal(owner=OwnerId("0123456789ab"), name="a")
 
 
 @cases("word, id_", [("python3", "python3"), ("python", "python3"), ("py", "python3"), ("JS", "javascript"), ("node", "javascript"), ("sh", "bash")])
@@ -28,19 +28,19 @@ def test_language_aliases_are_translated(word: str, id_: str) -> None:
 
 @cases("status", Status)
 def test_every_status_is_known_to_callers(status: Status) -> None:
-    told = translate.answer(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
-    assert told.status in KNOWN
-    assert (told.stdout, told.stderr, told.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
-    assert (told.execution_time_ms, told.wall_time_ms, told.memory_used_kb, told.language) == (250, 1500, 2, "python3")
+    response = translate.execute_response(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
+    assert response.status in KNOWN
+    assert (response.stdout, response.stderr, response.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
+    assert (response.execution_time_ms, response.wall_time_ms, response.memory_used_kb, response.language) == (250, 1500, 2, "python3")
 
 
 def test_missing_measurements_have_defaults() -> None:
-    told = translate.answer(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
-    assert (told.execution_time_ms, told.memory_used_kb, told.exit_signal, told.id, told.stderr) == (1500, 0, None, "", "")
+    response = translate.execute_response(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
+    assert (response.execution_time_ms, response.memory_used_kb, response.exit_signal, response.id, response.stderr) == (1500, 0, None, "", "")
 
 
 @cases(
-    "status, error, told, code",
+    "status, error, expected, code",
     [
         ("ok", None, "completed", 0),
         ("error", CellError("ValueError", "x", ("Traceback", "ValueError: x")), "runtime_error", 1),
@@ -59,14 +59,9 @@ def test_missing_measurements_have_defaults() -> None:
         ("whatever", None, "runtime_error", 137),
     ],
 )
-def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, told: str, code: int) -> None:
+def test_cell_result_is_translated_like_a_program(status: str, error: CellError | None, expected: str, code: int) -> None:
     done = CodeResult(CodeStatus(new_process_id(), status, 1, 0.1), OutputCapture(), OutputCapture(), (), 0, error)
-    assert translate._cell(done, 5)[:2] == (told, code)  # noqa: SLF001
-
-
-def test_notes_are_on_their_own_line() -> None:
-    assert [translate.noted(text, "n") for text in ("", "a", "a\n")] == ["n\n", "a\nn\n", "a\nn\n"]
-    assert translate.noted("a", "") == "a"
+    assert translate._cell_outcome(done, 5)[:2] == (expected, code)  # noqa: SLF001
 
 
 def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
@@ -79,16 +74,16 @@ def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
         (None, at + timedelta(seconds=30), "12:00:30"),
         (None, at + timedelta(seconds=90), "12:01:00"),
     ):
-        told = translate.session(replace(info, idle_since=idle_since, expires_at=deadline))
-        assert (told.language, told.idle_ttl, told.expires_at) == ("bash", 60, f"2026-01-01T{expires_at}.000Z")
+        response = translate.session_response(replace(info, idle_since=idle_since, expires_at=deadline))
+        assert (response.language, response.idle_ttl, response.expires_at) == ("bash", 60, f"2026-01-01T{expires_at}.000Z")
 
 
 def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
-    spoken = translate.LANGUAGES[0]
-    made = translate.new_session(spoken, None, WHO)
+    language = translate.LANGUAGES[0]
+    made = translate.session_params(language, None, PRINCIPAL)
     assert (made.timeout_s, made.idle_timeout_s) == (None, 600)
-    bound = translate.new_session(spoken, 60, Principal(owner=WHO.owner, name="a", quota=Quota(lifetime_s=30.0)))
+    bound = translate.session_params(language, 60, Principal(owner=PRINCIPAL.owner, name="a", quota=Quota(lifetime_s=30.0)))
     assert (bound.timeout_s, bound.idle_timeout_s) == (30, 60)
     for wrong in (4, 0, -1, float("nan"), 1e9):
         with pytest.raises(InvalidRequestError, match="idle_ttl"):
-            translate.new_session(spoken, wrong, WHO)
+            translate.session_params(language, wrong, PRINCIPAL)
