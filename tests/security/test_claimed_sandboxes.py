@@ -99,7 +99,7 @@ def rig(service: LocalService, isolation: str) -> Iterator[Rig]:
         first.commands.run("sleep 1000", background=True)
         second = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "second"}))
         info = service.client.pools.get(pool.id)
-        service.client.pools.remove(pool.id)
+        service.client.pools.delete(pool.id)
         assert info.claims["hot"] == 2, info
         # Another limit is another kind: there is neither a pool nor a template snapshot of it.
         booted = stack.enter_context(service.create(TEMPLATE, memory="1025M", envs={"OWN": "booted"}))
@@ -167,7 +167,7 @@ def test_two_share_no_file_no_process_and_no_randomness(rig: Rig) -> None:
 def test_nothing_of_the_making_is_in_the_records(rig: Rig) -> None:
     """The log of runs and the events tell of what its owner did, and of nothing that was done to it before."""
     second = rig.claimed[1]
-    events = [event.type for event in rig.service.client.events.list(sandbox=second.id)]
+    events = [event.type for event in rig.service.client.events.iter(sandbox=second.id)]
     assert events == ["sandbox.created"]
     codes = [run.code for run in rig.service.client.executions.list(sandbox=second.id)]
     assert not any(code == "print(1)" for code in codes)

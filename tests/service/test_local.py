@@ -25,7 +25,7 @@ def end(folder: Path, number: signal.Signals) -> None:
     """End the service of a state directory, if one runs, and wait until it has gone."""
     try:
         with Client(data_dir=folder, autostart=False) as client:
-            pid = int(client.service.version()["pid"])
+            pid = client.service.version().pid
     except UnavailableError:
         return
     descriptor = os.pidfd_open(pid)
@@ -73,7 +73,7 @@ def test_client_starts_the_next_service_after_a_kill_and_after_a_stop(folder: Pa
     log = LocalService(folder).log_file
     log.write_bytes(b"x" * (local_service.LOG_ROTATE_BYTES + 1))
     with Client(data_dir=folder) as client:
-        first = client.service.version()["pid"]
+        first = client.service.version().pid
         assert log.with_suffix(".log.1").stat().st_size == local_service.LOG_ROTATE_BYTES + 1
         assert log.stat().st_size < local_service.LOG_ROTATE_BYTES
         assert log.stat().st_mode & 0o777 == 0o600
@@ -85,7 +85,7 @@ def test_client_starts_the_next_service_after_a_kill_and_after_a_stop(folder: Pa
         assert second != first
         with Client(data_dir=folder) as next_client, Sandbox.create("base", isolation="container", client=next_client) as sandbox:
             assert sandbox.commands.run("echo works").stdout == "works\n"
-            assert next_client.service.version()["pid"] != second
+            assert next_client.service.version().pid != second
             assert kept.id in {box.id for box in next_client.sandboxes.list()}
 
 

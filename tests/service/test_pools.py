@@ -44,7 +44,7 @@ def pool(service: LocalService, warm: int, **more: object) -> Iterator[PoolInfo]
         wait_for(lambda: service.client.pools.get(made.id).ready == warm, service)
         yield made
     finally:
-        service.client.pools.remove(made.id)
+        service.client.pools.delete(made.id)
 
 
 def create(service: LocalService) -> Sandbox:
@@ -75,7 +75,7 @@ def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService
     with pool(service, 2) as made:
         with ThreadPoolExecutor(4) as threads:
             boxes = list(threads.map(lambda _: create(service), range(4)))
-        service.client.pools.set(made.id, warm=0)
+        service.client.pools.update(made.id, warm=0)
         claims = service.client.pools.get(made.id).claims
         assert claims["warm"] >= 2
         assert claims["warm"] + claims["restored"] + claims["prepared"] == 4
@@ -94,7 +94,7 @@ def test_prepared_sandbox_is_restored_from_the_snapshot_of_its_template(service:
         assert int(waiting) >= 1, "its kernel was restored with it, also where the image has nothing that takes its time to be imported"
         assert box.run_code("print(6 * 7)").stdout == "42\n"
         assert service.client.pools.get(made.id).claims["prepared"] == 1
-    service.client.pools.remove(made.id)
+    service.client.pools.delete(made.id)
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
             with create(each) as box:
                 assert box.run_code("print(6 * 7)").stdout == "42\n"
             assert each.client.pools.get(made.id).claims["warm"] == 1
-            each.client.pools.remove(made.id)
+            each.client.pools.delete(made.id)
         stale = whole.with_name("0" * 64)
         shutil.copytree(whole, stale)  # of the same look, and made of something else
         (stale / MANIFEST).write_text(json.dumps({**words, "inputs": {}}), "utf-8")

@@ -70,7 +70,7 @@ def draws(sandbox: Sandbox) -> str:
 
 
 def happened(service: LocalService, sandbox: Sandbox) -> list[str]:
-    return [event.type for event in service.client.events.list(sandbox=sandbox.id)]
+    return [event.type for event in service.client.events.iter(sandbox=sandbox.id)]
 
 
 def test_hibernated_sandbox_is_woken_by_the_next_request(service: LocalService, full: Sandbox) -> None:
@@ -177,7 +177,7 @@ def test_snapshot_starts_sandboxes_also_after_its_source_is_killed(service: Loca
     has_it_all(made[0])
     for sandbox in made:
         sandbox.kill()
-    told = [event for event in service.client.events.list() if event.type.startswith("snapshot.")]
+    told = [event for event in service.client.events.iter() if event.type.startswith("snapshot.")]
     assert [event.type for event in told if event.data["snapshot"] == taken.id] == ["snapshot.created", "snapshot.deleted"]
 
 

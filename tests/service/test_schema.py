@@ -60,7 +60,7 @@ class World:
 
     def close(self) -> None:
         for pool in self.client.pools.list():
-            self.client.pools.remove(pool.id)  # a pool that a made-up request created keeps warm sandboxes
+            self.client.pools.delete(pool.id)  # a pool that a made-up request created keeps warm sandboxes
         self.session.close()
         self.client.close()
 

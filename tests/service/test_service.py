@@ -52,7 +52,7 @@ def test_second_service_of_a_data_directory_names_the_first(service: LocalServic
     second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert second.returncode == 3
     assert f"process {service.pid}" in second.stderr
-    assert service.client.service.version()
+    assert service.client.service.version().version
 
 
 def test_signal_ends_the_service_answers_waiting_requests_and_leaves_sandboxes_running(service: LocalService) -> None:

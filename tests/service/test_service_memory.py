@@ -74,7 +74,7 @@ class Watch:
                 time.sleep(0.2)
             assert self.now() - self.before_bytes < KEPT_BYTES, self._grown()
             print(self._grown())
-            assert self._service.client.service.version()
+            assert self._service.client.service.version().version
 
     def _sample(self) -> None:
         while not self._over.wait(0.02):
@@ -118,7 +118,7 @@ def test_unfinished_bodies_take_bounded_memory(service: LocalService) -> None:
         for link in links:
             link.settimeout(3)
         list(pool.map(lambda link: send(link, head + b" " * (7 * MIB)), links[:50]))
-        assert service.client.service.version()
+        assert service.client.service.version().version
 
 
 def test_long_heads_and_pipelined_requests_take_bounded_memory(service: LocalService) -> None:
@@ -187,5 +187,5 @@ def served(service: LocalService, box: Sandbox) -> None:
     """While the flood lasts, the service answers others, and this sandbox's own owner; some time passes meanwhile."""
     for _ in range(5):
         time.sleep(0.3)
-        assert service.client.service.version()
+        assert service.client.service.version().version
     assert box.id in {each.id for each in service.client.sandboxes.list()}

@@ -104,7 +104,7 @@ def limit_in_force(ref: str) -> int:
 
 def is_bounded(service: LocalService, sandbox: Sandbox, ref: str, limit: int) -> bool:
     """Return True if the only sandbox has ended, or uses at most its memory limit in bytes, and no more than this limit is in force and reserved."""
-    if service.client.service.capacity()["promised"]["memory_bytes"] > limit:
+    if service.client.service.capacity().reserved.memory_bytes > limit:
         return False
     try:
         return sandbox.usage().memory_bytes <= limit == limit_in_force(ref)

@@ -175,7 +175,7 @@ ENDLESS = ("yes", "sleep 600", "cat /dev/zero")
 
 def cut_stream(sandbox: Sandbox, random: Random, client: Client) -> None:
     """A client that goes away in the middle of an endless answer takes its process along; a service that is killed takes nobody."""
-    served_by = client.service.version()["pid"]
+    served_by = client.service.version().pid
     with closing(_connection(client)) as connection:
         body = json.dumps({"command": random.choice(ENDLESS), "timeout": None})
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -186,7 +186,7 @@ def cut_stream(sandbox: Sandbox, random: Random, client: Client) -> None:
     try:
         _until_nothing_runs(sandbox)
     except Unexpected:
-        if client.service.version()["pid"] == served_by:
+        if client.service.version().pid == served_by:
             raise
         for process in sandbox.commands.list():
             if process.running and process.argv[-1] in ENDLESS:

@@ -85,7 +85,7 @@ def set_pool(
     if (warm, most, prepared, words) == (None, None, None, None):
         raise typer.BadParameter("Nothing to change: give --warm, --max, --prepared or --metadata.")
     with asking() as client:
-        changed = client.pools.set(name, warm=warm, max=most, prepared=prepared, metadata=words)
+        changed = client.pools.update(name, warm=warm, max=most, prepared=prepared, metadata=words)
     if in_json:
         typer.echo(as_json(changed))
     else:
@@ -100,7 +100,7 @@ def remove_pools(*, names: Annotated[list[str], typer.Argument(metavar="ID|TEMPL
     """
     with asking() as client:
         for name in names:
-            client.pools.remove(name)
+            client.pools.delete(name)
             typer.echo(name)
 
 

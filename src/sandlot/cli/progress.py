@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sandlot.cli.output import note, visible
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from sandlot.sdk import AsyncClient
+    from sandlot.sdk import AsyncClient, TemplateInfo
 
 POLL_S = 1.0
 """How often a service is asked what a build is at."""
@@ -64,20 +64,20 @@ class Waiting:
             note(f"sandlot:   {step}")
 
 
-def unbuilt(templates: Iterable[Mapping[str, Any]], template: str | None) -> str | None:
+def unbuilt(templates: Iterable[TemplateInfo], template: str | None) -> str | None:
     """The name of the template that is about to be used, where it has to be built first; else None. Pure.
 
     Args:
-        templates: The service's, as ``Client.templates`` gives them.
+        templates: Templates of the service.
         template: The one that is about to be used; None is the default one.
     """
     from sandlot.model.specs import DEFAULT_TEMPLATE
 
     name = template or DEFAULT_TEMPLATE
-    return name if any(known["name"] == name and not known.get("built", True) for known in templates) else None
+    return name if any(known.name == name and not known.built for known in templates) else None
 
 
-def announce_build(templates: Iterable[Mapping[str, Any]], template: str | None) -> None:
+def announce_build(templates: Iterable[TemplateInfo], template: str | None) -> None:
     """Tell once why the first sandbox of a template takes long; arguments are those of :func:`unbuilt`."""
     name = unbuilt(templates, template)
     if name is not None:
@@ -112,5 +112,5 @@ async def _follow(client: AsyncClient, name: str, waiting: Waiting) -> None:
         await asyncio.sleep(POLL_S)
         with suppress(SandlotError):  # whatever is wrong, the body is told
             for known in await client.templates.list():
-                if known["name"] == name and known.get("building"):
-                    waiting.at(str(known["building"]))
+                if known.name == name and known.building:
+                    waiting.at(known.building)

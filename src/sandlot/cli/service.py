@@ -66,11 +66,15 @@ def capacity(*, in_json: InJson = False) -> None:
     if in_json:
         typer.echo(as_json(found))
         return
-    columns = ("allocatable", "reserved", "available")
-    rows = [[name, *(size(found[column][f"{name}_bytes"]) for column in columns)] for name in ("memory", "disk")]
-    rows.append(["tasks", *(str(found[column]["pids"]) for column in columns)])
-    left = found["max_sandboxes"] - found["sandboxes"]
-    table(["RESOURCE", "ALLOCATABLE", "RESERVED", "AVAILABLE"], [*rows, ["sandboxes", *map(str, (found["max_sandboxes"], found["sandboxes"], left))]])
+    columns = (found.allocatable, found.reserved, found.available)
+    left = found.max_sandboxes - found.sandboxes
+    rows = [
+        ["memory", *(size(column.memory_bytes) for column in columns)],
+        ["disk", *(size(column.disk_bytes) for column in columns)],
+        ["tasks", *(str(column.pids) for column in columns)],
+        ["sandboxes", *map(str, (found.max_sandboxes, found.sandboxes, left))],
+    ]
+    table(["RESOURCE", "ALLOCATABLE", "RESERVED", "AVAILABLE"], rows)
 
 
 def templates(*, in_json: InJson = False) -> None:
@@ -85,7 +89,7 @@ def templates(*, in_json: InJson = False) -> None:
     if in_json:
         typer.echo(as_json(found))
         return
-    rows = [[each["name"], each.get("building") or ("yes" if each["built"] else "no"), each["description"]] for each in found]
+    rows = [[each.name, each.building or ("yes" if each.built else "no"), each.description] for each in found]
     table(["TEMPLATE", "BUILT", "DESCRIPTION"], rows)
 
 

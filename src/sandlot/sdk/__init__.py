@@ -24,7 +24,8 @@ from sandlot.model.errors import (
     UnsupportedError,
 )
 from sandlot.model.faults import Fault
-from sandlot.model.specs import Limits
+from sandlot.model.network import NetworkMode
+from sandlot.model.specs import Limits, OnTimeout, SnapshotKind
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle
 from sandlot.sdk._async.commands import AsyncCommandHandle, AsyncCommands
@@ -71,16 +72,17 @@ from sandlot.sdk.local_service import LocalService
 from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
 from sandlot.sdk.models.contexts import Context
 from sandlot.sdk.models.events import EventInfo
-from sandlot.sdk.models.executions import ExecutionInfo, LogEntry
-from sandlot.sdk.models.file_store import StoredFile, StoredFiles
+from sandlot.sdk.models.executions import ExecutionInfo, ExecutionStatus, LogEntry
+from sandlot.sdk.models.file_store import StoredFile
 from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
-from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey
-from sandlot.sdk.models.pools import PoolInfo
+from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey, QuotaUsage
+from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
 from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
-from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
-from sandlot.sdk.models.service import ServiceStopResult
+from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, SandboxState, Usage
+from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
+from sandlot.sdk.models.templates import TemplateInfo
 from sandlot.sdk.models.volumes import Mount, VolumeInfo
 from sandlot.sdk.models.webhooks import WebhookInfo
 from sandlot.sdk.requests import parse_size
@@ -116,6 +118,7 @@ __all__ = [
     "AsyncWebhooks",
     "AuthenticationError",
     "BatchItem",
+    "CapacityInfo",
     "ChangedFile",
     "Chart",
     "Client",
@@ -128,6 +131,8 @@ __all__ = [
     "Context",
     "Contexts",
     "CurrentKey",
+    "DriverCapability",
+    "DriverInfo",
     "ErrorCode",
     "EventInfo",
     "Events",
@@ -136,6 +141,7 @@ __all__ = [
     "ExecutionFailedError",
     "ExecutionInfo",
     "ExecutionStarted",
+    "ExecutionStatus",
     "Executions",
     "Fault",
     "FileEntry",
@@ -160,8 +166,10 @@ __all__ = [
     "LogEntry",
     "Mount",
     "Network",
+    "NetworkMode",
     "NewKey",
     "NotFoundError",
+    "OnTimeout",
     "Output",
     "OutputCleared",
     "PoolInfo",
@@ -174,18 +182,23 @@ __all__ = [
     "Programs",
     "Pty",
     "Quota",
+    "QuotaUsage",
+    "Resources",
     "Result",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",
+    "SandboxState",
     "Sandboxes",
     "SandlotError",
     "Service",
     "ServiceStopResult",
     "SnapshotInfo",
+    "SnapshotKind",
     "Snapshots",
     "StoredFile",
-    "StoredFiles",
+    "TemplateInfo",
+    "TemplateSnapshot",
     "Templates",
     "Terminal",
     "TimeoutExceededError",
@@ -194,6 +207,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "Usage",
+    "VersionInfo",
     "VolumeInfo",
     "Volumes",
     "WatcherInfo",

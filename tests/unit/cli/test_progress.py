@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sandlot import TemplateInfo
 from sandlot.cli.progress import Waiting, announce_build, unbuilt
 
-TEMPLATES = [{"name": "base", "built": True}, {"name": "code-interpreter", "built": False}]
+TEMPLATES = [TemplateInfo("base", built=True), TemplateInfo("code-interpreter")]
 
 
 def test_only_what_is_not_built_is_waited_for(subtests: pytest.Subtests) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
-from sandlot.sdk import AsyncSandbox, Client, Sandbox, local_service, retries
+from sandlot.sdk import AsyncSandbox, Client, Sandbox, VersionInfo, local_service, retries
 from sandlot.sdk.http import ConnectionLostError
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
@@ -82,7 +82,7 @@ def test_a_cut_answer_is_unavailable_and_the_next_call_works(service: Script, cl
     service.say(Reply(200, b'{"version"', cut=True), Reply(200, {"version": "1"}))
     with pytest.raises(ConnectionLostError):
         client.service.version()
-    assert client.service.version() == {"version": "1"}
+    assert client.service.version() == VersionInfo("1")
 
 
 def test_an_answer_that_is_no_json_is_refused(service: Script, client: Client) -> None:
@@ -103,7 +103,7 @@ def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Clien
     client.close()
     back = threading.Timer(0.3, path.rename, [service.socket])
     back.start()
-    assert client.service.version() == {"version": "1"}
+    assert client.service.version() == VersionInfo("1")
     back.join()
     assert len(service.seen) == 2
 
@@ -122,7 +122,7 @@ def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service:
 
     back = threading.Timer(0.3, gone.rename, [service.socket])
     monkeypatch.setattr(local_service, "is_listening", listens_and_disappears)
-    assert client.service.version() == {"version": "1"}
+    assert client.service.version() == VersionInfo("1")
     back.join()
 
 

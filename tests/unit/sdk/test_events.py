@@ -36,7 +36,7 @@ ASKED = ["", "after=4", "after=6", "after=6"]
 
 
 def test_a_stream_that_is_cut_goes_on_where_it_was(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_events, "AGAIN_S", 0)
+    monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
     service.say(*STREAMS)
     follower = client.events.follow()
     assert [next(follower).sequence for _ in range(3)] == [5, 6, 7]
@@ -44,7 +44,7 @@ def test_a_stream_that_is_cut_goes_on_where_it_was(service: Script, client: Clie
 
 
 async def test_so_does_the_asynchronous_one(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_events, "AGAIN_S", 0)
+    monkeypatch.setattr(async_events, "RECONNECT_WAIT_S", 0)
     service.say(*STREAMS)
     async with AsyncClient(url=service.url) as client:
         follower = client.events.follow()
@@ -53,11 +53,19 @@ async def test_so_does_the_asynchronous_one(service: Script, monkeypatch: pytest
 
 
 def test_a_service_that_does_not_come_back_is_given_up(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_events, "AGAIN_S", 0)
+    monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
     service.say(problem(503, "service_unavailable", retryable=False))
     with pytest.raises(UnavailableError):
         next(client.events.follow(after=3))
     assert len(service.seen) == sync_events.MAX_TRIES + 1
+
+
+def test_events_are_listed_newest_first_and_iterated_oldest_first(service: Script, client: Client) -> None:
+    pages = [{"events": [happened(5)[1], happened(6)[1]], "next_cursor": "c"}, {"events": [happened(7)[1]], "next_cursor": None}]
+    service.say(*(Reply(200, page) for page in pages * 3))
+    assert [event.sequence for event in client.events.iter(after=4)] == [5, 6, 7]
+    assert [event.sequence for event in client.events.list(sandbox="sb")] == [7, 6, 5]
+    assert [event.sequence for event in client.events.list(limit=2)] == [7, 6]
 
 
 def test_a_refusal_is_no_cut(service: Script, client: Client) -> None:

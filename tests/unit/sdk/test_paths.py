@@ -14,7 +14,7 @@ from tests.unit.sdk.scripted import Reply, Script, problem
 
 def test_names_are_quoted_in_paths(client: Client, service: Script) -> None:
     calls: dict[str, Callable[[str], Any]] = {
-        "/v1/pools/": client.pools.remove,
+        "/v1/pools/": client.pools.delete,
         "/v1/webhooks/": client.webhooks.delete,
         "/v1/snapshots/": client.snapshots.delete,
         "/v1/volumes/": client.volumes.delete,
@@ -30,8 +30,8 @@ def test_names_are_quoted_in_paths(client: Client, service: Script) -> None:
 def test_only_passed_fields_are_sent(client: Client, service: Script) -> None:
     calls: list[tuple[Callable[[], Any], dict[str, Any]]] = [
         (client.pools.create, {"warm": 1}),
-        (lambda: client.pools.set("base", prepared=0), {"prepared": 0}),
-        (lambda: client.pools.set("base", metadata={}), {"metadata": {}}),
+        (lambda: client.pools.update("base", prepared=0), {"prepared": 0}),
+        (lambda: client.pools.update("base", metadata={}), {"metadata": {}}),
         (lambda: client.webhooks.create("https://example.com/", enabled=False), {"url": "https://example.com/", "enabled": False}),
         (lambda: client.webhooks.update("x", events=[], enabled=False), {"events": [], "enabled": False}),
     ]
@@ -44,4 +44,4 @@ def test_only_passed_fields_are_sent(client: Client, service: Script) -> None:
 
 def test_empty_response_of_a_delete_is_no_error(client: Client, service: Script) -> None:
     service.say(Reply(204, None))
-    client.pools.remove("base")
+    client.pools.delete("base")

@@ -1,22 +1,90 @@
-"""The two clients are one: the same names, the same parameters, the same words."""
+"""Public names of the SDK: those of the package and of each class, in both halves, and the names that are E2B's."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
-from sandlot import sdk
+import sandlot
+from sandlot import Client, Sandbox, sdk
 from sandlot.model import errors
+from tests.unit.sdk.scripted import Script
 
+METHODS = {
+    "Client": "close executions events file_store keys pools programs sandboxes service snapshots target templates transport volumes webhooks",
+    "Sandbox": (
+        "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts info"
+        " get_info is_running usage set_timeout update pause resume hibernate promote snapshot create_snapshot fork fork_tree run_code stream_code"
+        " connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs"
+    ),
+    "ForkBatch": "count index",
+    "Commands": "run list get connect kill restart send_stdin",
+    "CommandHandle": "id pid stdout stderr stdout_offset stderr_offset result wait poll kill send_stdin close_stdin output",
+    "CodeHandle": "id stdout stderr results result wait poll state interrupt",
+    "Contexts": "create list get restart interrupt delete",
+    "Files": ("read write write_many list stat exists make_dir move rename remove upload download sign_url watch watchers"),
+    "FileStream": "close",
+    "FileWatch": "by close",
+    "Watchers": "create list take delete",
+    "Pty": "create connect",
+    "Terminal": "id pid offset lost_bytes result read send resize send_eof kill wait close",
+    "Tunnel": "port receive send end wait close",
+    "PortForward": "port local_host local_port address close",
+    "Sandboxes": "list iter get kill",
+    "Snapshots": "list iter get delete",
+    "Volumes": "create list get delete",
+    "Pools": "create list get update delete",
+    "Webhooks": "create list get update delete",
+    "Templates": "list get",
+    "Keys": "create list iter get get_current update delete",
+    "FileStore": "upload list iter get read stream download delete import_files export_file",
+    "Events": "list iter follow",
+    "Executions": "list iter get",
+    "Service": "version capabilities capacity stop",
+    "Programs": "run run_batch iter_batch",
+}
+"""Public names of each class of the synchronous half."""
+E2B_NAMES = {
+    "Sandbox": {"sandbox_id", "get_info", "create_snapshot", "set_timeout", "create_code_context"},
+    "Files": {"rename", "remove"},
+}
+"""Names that are E2B's: all others that E2B has and that we do not need are left out."""
 PAIRS = [(name.removeprefix("Async"), name) for name in sdk.__all__ if name.startswith("Async")]
 SPELLED = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
 SERVER_PARTS = {
     "alembic", "asyncpg", "fastapi", "obstore", "prometheus_client", "pydantic", "sqlalchemy", "starlette", "structlog", "typer",
     "uvicorn", "uvloop",
 }  # fmt: skip
+
+
+def test_classes_have_the_names_of_the_design(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+    assert set(METHODS) == {synchronous for synchronous, _ in PAIRS}
+    objects = {"Client": Client(url=service.url), "Sandbox": sandbox, "Files": sandbox.files}
+    for name, wanted in METHODS.items():
+        with subtests.test(name=name):
+            found = set(dir(objects.get(name, getattr(sdk, name)))) | _attributes(name)
+            assert {each for each in found if not each.startswith("_")} == set(wanted.split())
+            assert E2B_NAMES.get(name, set()) <= set(wanted.split())
+
+
+def _attributes(name: str) -> set[str]:
+    """Names of public attributes that the constructor of a class sets."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(sdk, name))))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
+def test_package_passes_on_every_public_name() -> None:
+    assert set(sandlot.__all__) == {*sdk.__all__, "__version__"}
+    assert all(getattr(sandlot, name) is getattr(sdk, name) for name in sdk.__all__)
 
 
 def test_both_have_the_same_names_with_the_same_parameters(subtests: pytest.Subtests) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ async def service(client: AsyncClient) -> dict[str, Any]:
     Args:
         client: Reaches it.
     """
-    told: dict[str, Any] = {"address": str(client.target), "client": __version__, **await client.service.version()}
+    told: dict[str, Any] = {"address": str(client.target), "client": __version__, **asdict(await client.service.version())}
     with suppress(SandlotError):  # not for everybody
-        told["runtimes"] = {each["driver"]: each["runtime"] for each in (await client.service.capabilities())["drivers"]}
+        told["runtimes"] = {driver.driver: driver.runtime for driver in await client.service.capabilities()}
     return told
 
 

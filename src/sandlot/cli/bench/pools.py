@@ -45,7 +45,7 @@ class Pool:
         Raises:
             CannotError: They do not come.
         """
-        self._info = await self._rig.client.pools.set(self._info.id, prepared=count)
+        self._info = await self._rig.client.pools.update(self._info.id, prepared=count)
         await self._until(lambda info: info.prepared_ready >= count if count else not info.prepared_ready, f"{count} prepared sandboxes")
 
     async def restorable(self) -> bool:
@@ -116,7 +116,7 @@ async def _sized(rig: Rig, template: str, warm: int, limits: Limits) -> AsyncIte
         disk, pids = limits.disk_bytes, limits.pids
         pool = await pools.create(template, warm=warm, max=warm, prepared=0, isolation=isolation, disk=disk, pids=pids)
     else:
-        pool = await pools.set(before.id, warm=warm, max=warm, prepared=0)
+        pool = await pools.update(before.id, warm=warm, max=warm, prepared=0)
     rig.pools[pool.id] = before
     try:
         yield Pool(rig, pool)
@@ -132,9 +132,9 @@ async def restored(rig: Rig, pool: str) -> None:
     """
     before = rig.pools.pop(pool)
     if before is None:
-        await rig.client.pools.remove(pool)
+        await rig.client.pools.delete(pool)
     else:
-        await rig.client.pools.set(pool, warm=before.warm, max=before.max, prepared=before.prepared)
+        await rig.client.pools.update(pool, warm=before.warm, max=before.max, prepared=before.prepared)
 
 
 async def all_restored(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sandlot.cli.bench.figures import Samples
@@ -100,12 +100,12 @@ class Rig:
         """Whether the isolation of its sandboxes has an ability of the service's drivers; True where the service does not tell.
 
         Args:
-            ability: As ``Client.capabilities`` names them.
+            ability: A key of ``DriverInfo.abilities``.
         """
         if not self._abilities:
             name = await self.isolated_by()
-            drivers = (await self.client.service.capabilities())["drivers"]
-            self._abilities = {word: bool(verdict["ok"]) for each in drivers if each["driver"] == name for word, verdict in each["abilities"].items()}
+            drivers = await self.client.service.capabilities()
+            self._abilities = {ability: found.ok for driver in drivers if driver.driver == name for ability, found in driver.abilities.items()}
         return self._abilities.get(ability, True)
 
     async def room(self, most: int, **options: int) -> int:
@@ -122,9 +122,10 @@ class Rig:
         except SandlotError:
             return most
         self.aside = grown(made, await self.made_by() or {})
-        takes = {name: after["reserved"][name] - before["reserved"][name] for name in before["available"]}
-        fits = [before["available"][name] // taken for name, taken in takes.items() if taken > 0]
-        return max(0, int(min(most, before["max_sandboxes"] - before["sandboxes"] - 1, *(count - 1 for count in fits))))
+        free = asdict(before.available)
+        takes = {name: amount - asdict(before.reserved)[name] for name, amount in asdict(after.reserved).items()}
+        fits = [free[name] // taken for name, taken in takes.items() if taken > 0]
+        return max(0, int(min(most, before.max_sandboxes - before.sandboxes - 1, *(count - 1 for count in fits))))
 
     async def warm(self, template: str) -> AsyncSandbox:
         """The sandbox of that template that the run keeps, with all behind it that only the first use of one pays for."""

@@ -257,8 +257,8 @@ def look_at_service(*, required: bool) -> list[dict[str, Any]]:
             found = client.service.version()
     except SandlotError as error:
         return [Finding("service", ok=False, detail=error.message, fix=error.hint, required=required, group="service", facts=facts).dump()]
-    facts = {"running": True, "version": found["version"], "pid": found.get("pid")}
-    detail = f"{client.target}, version {found['version']}, process {found.get('pid', '?')}"
+    facts = {"running": True, "version": found.version, "pid": found.pid}
+    detail = f"{client.target}, version {found.version}, process {found.pid}"
     return [Finding("service", ok=True, detail=detail, required=required, group="service", facts=facts).dump()]
 
 

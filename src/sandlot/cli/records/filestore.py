@@ -46,8 +46,7 @@ def upload(
 @files.command("ls")
 def ls(
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="So many at most. (default: 100)")] = 100,
-    offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Files to skip.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Maximum number of files. (default: 100)")] = 100,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
     in_json: InJson = False,
 ) -> None:
@@ -55,19 +54,19 @@ def ls(
     from sandlot.sdk import Client
 
     with Client() as client:
-        found = client.file_store.list(limit=limit, offset=offset)
+        found = client.file_store.list(limit=limit)
     if in_json:
         typer.echo(as_json(found))
     elif quiet:
         for file in found:
             typer.echo(file.id)
-    elif found.files:
+    elif found:
         rows = [[file.id, file.filename, size(file.size_bytes), file.media_type, age(file.created_at), file.sandbox or "-"] for file in found]
         table(["ID", "NAME", "SIZE", "TYPE", "AGE", "FROM"], rows)
-        if found.total > len(found):
-            note(f"{len(found)} of {found.total}.")
+        if len(found) == limit:
+            note(f"Only the newest {limit} files are shown; use --limit to see more.")
     else:
-        note("There is no file." if not found.total else f"There are {found.total} files.")
+        note("There are no stored files.")
 
 
 @files.command("download")

@@ -40,7 +40,7 @@ def events(
                 if count == limit:
                     break
             return
-        found = client.events.list(after=after or 0, sandbox=sandbox, limit=limit)
+        found = list(client.events.iter(after=after or 0, sandbox=sandbox, limit=limit))
     if in_json:
         typer.echo(as_json(found))
     elif found:

@@ -1,7 +1,9 @@
-"""Events of sandboxes."""
+"""Events of sandboxes and other objects, as ``client.events``."""
 
 from __future__ import annotations
 
+import builtins
+from collections import deque
 from collections.abc import AsyncIterator
 
 from sandlot.model.errors import UnavailableError
@@ -11,52 +13,65 @@ from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.events import EventInfo
 
-AGAIN_S = 1.0
+RECONNECT_WAIT_S = 1.0
 MAX_TRIES = 10
-"""To go on with a stream that was cut, without anything new between them."""
+"""Attempts to continue a broken stream that receive no event."""
 
 
 class AsyncEvents:
-    """What happens to sandboxes: your own; with an operator's key everybody's."""
+    """Events of the caller's objects; with an operator's key, of everybody's."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def list(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> list[EventInfo]:
-        """What happened, oldest first, as far back as the service keeps it.
+    async def list(self, *, sandbox: str | None = None, limit: int | None = None) -> builtins.list[EventInfo]:
+        """List events, newest first.
 
         Args:
-            after: What has a larger number than that.
-            sandbox: What happened to that one only.
-            limit: So many at most; all of them where left out.
+            sandbox: Only events of this sandbox, by its id.
+            limit: Maximum number of events. Default: all that the service keeps.
+        """
+        newest: deque[EventInfo] = deque(maxlen=limit)
+        async for event in self.iter(sandbox=sandbox):
+            newest.appendleft(event)
+        return [*newest]
+
+    def iter(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[EventInfo]:
+        """Iterate over events, oldest first, and read them page by page.
+
+        Args:
+            after: Only events with a larger ``sequence``.
+            sandbox: Only events of this sandbox, by its id.
+            limit: Maximum number of events. Default: all that the service keeps.
         """
         params = requests.omit_none(after=after, sandbox=sandbox)
-        return await backend.collected(self._transport.paginate("/v1/events", "events", EventInfo, params=params, limit=limit))
+        return self._transport.paginate("/v1/events", "events", EventInfo, params=params, limit=limit)
 
     async def follow(self, *, after: int | None = None, sandbox: str | None = None) -> AsyncIterator[EventInfo]:
-        """What happens, as it happens, until you stop iterating. A stream that is cut goes on where it was.
+        """Iterate over events as they happen. A broken stream is continued without a gap.
 
         Args:
-            after: First what has a larger number than that; None is what happens from now on.
-            sandbox: What happens to that one only.
+            after: Start with stored events that have a larger ``sequence``. Default: only events from now on.
+            sandbox: Only events of this sandbox, by its id.
 
         Raises:
-            UnavailableError: The service is gone, and does not come back.
+            UnavailableError: The service cannot be reached, also after several attempts.
         """
         seen, tries = after, 0
         while True:
             try:
-                async with self._transport.event_stream("GET", "/v1/events", params=requests.omit_none(after=seen, sandbox=sandbox)) as told:
-                    async for event in told:
+                params = requests.omit_none(after=seen, sandbox=sandbox)
+                async with self._transport.event_stream("GET", "/v1/events", params=params) as stream:
+                    async for message in stream:
                         tries = 0
-                        if event.name == "position":
-                            seen = int(event.data["after"])
+                        if message.name == "position":
+                            seen = int(message.data["after"])
                         else:
-                            happened = structure(EventInfo, event.data)
-                            seen = happened.sequence
-                            yield happened
+                            event = structure(EventInfo, message.data)
+                            seen = event.sequence
+                            yield event
             except UnavailableError:
                 tries += 1
                 if tries > MAX_TRIES:
                     raise
-            await backend.sleep(AGAIN_S)
+            await backend.sleep(RECONNECT_WAIT_S)

@@ -16,8 +16,9 @@ from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
-from sandlot.sdk.models.file_store import StoredFile, StoredFiles
+from sandlot.sdk.models.file_store import StoredFile
 from sandlot.sdk.models.files import FileEntry
+from sandlot.sdk.requests import PAGE_SIZE
 from sandlot.sdk.transfer.download import PartialFile
 from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
@@ -63,14 +64,25 @@ class AsyncFileStore:
             raise InvalidRequestError("The file has no name.", hint="Pass `filename`.", fields={"field": "filename"})
         return await self._send(data, name, media_type, None, on_progress)
 
-    async def list(self, *, limit: int = 50, offset: int = 0) -> StoredFiles:
-        """A page of files, newest first, and how many there are in all.
+    async def list(self, *, limit: int | None = None) -> builtins.list[StoredFile]:
+        """List stored files, newest first.
 
         Args:
-            limit: Files on the page, at most; 1 to 1,000.
-            offset: Files to skip.
+            limit: Maximum number of files. Default: all.
         """
-        return structure(StoredFiles, await self._transport.request("GET", "/v1/files", params={"limit": limit, "offset": offset}))
+        return await backend.collected(self.iter(limit=limit))
+
+    async def iter(self, *, limit: int | None = None) -> AsyncIterator[StoredFile]:
+        """Iterate over stored files, newest first, and read them page by page. Arguments as in :meth:`list`."""
+        offset = 0
+        while limit is None or offset < limit:
+            wanted = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - offset)
+            page = structure_list(StoredFile, await self._transport.request("GET", "/v1/files", params={"limit": wanted, "offset": offset}), "files")
+            for file in page:
+                yield file
+            offset += len(page)
+            if len(page) < wanted:
+                return
 
     async def get(self, file: str) -> StoredFile:
         """Get name, type, size and digest of a stored file by its id.

@@ -182,14 +182,14 @@ class AsyncFiles:
         """
         resources = AsyncExitStack()
         params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
-        events = await resources.enter_async_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
-        watch = AsyncFileWatch(events, resources)
+        stream = await resources.enter_async_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
         try:
-            await watch.start()
+            events = aiter(stream)
+            started = await anext(events)  # the directory is watched from now on
         except BaseException:
-            await watch.aclose()
+            await resources.aclose()
             raise
-        return watch
+        return AsyncFileWatch(stream, events, resources, str(started.data.get("by", "")))
 
     async def sign_url(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_in: float = 3600.0, user: str | None = None) -> str:
         """Create a URL for reading or writing one file without an API key.

@@ -83,7 +83,7 @@ class AsyncPty:
         query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
         terminal = AsyncTerminal(self._transport, path, id, await self._transport.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
-            await terminal.start()
+            await terminal._start()  # noqa: SLF001 - a class of this module
         except BaseException:
             await terminal.aclose()
             raise
@@ -125,7 +125,7 @@ class AsyncTerminal:
         """Result of the program without its output, once its end was read; None before."""
         return None if self._end is None else structure(CommandResult, self._end)
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         """Read the first message, which has the PID and the position of the output."""
         while self._pid is None and self._end is None:
             await self._next()

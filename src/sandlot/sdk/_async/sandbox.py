@@ -25,7 +25,7 @@ from sandlot.sdk._async.contexts import AsyncContexts
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.pty import AsyncPty
 from sandlot.sdk._async.transport import wait_before_resuming
-from sandlot.sdk._async.tunnels import AsyncPortForward, AsyncTunnel
+from sandlot.sdk._async.tunnels import AsyncPortForward, AsyncTunnel, forward_port, open_tunnel
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, context_id
@@ -825,7 +825,7 @@ class AsyncSandbox:
             ConflictError: ``sandbox_paused``: the sandbox is suspended and has ``auto_resume=False``.
             SandboxEndedError: The sandbox has ended.
         """
-        return await AsyncTunnel.open(self._transport, self.id, port)
+        return await open_tunnel(self._transport, self.id, port)
 
     @backend.awaitable_context
     async def forward(
@@ -842,7 +842,7 @@ class AsyncSandbox:
         Raises:
             OSError: The local port is in use.
         """
-        return await AsyncPortForward(self._transport, self.id, port, host, on_error).start(local_port)
+        return await forward_port(self._transport, self.id, port, host, local_port, on_error)
 
     async def logs(self, stream: str = "both") -> builtins.list[LogEntry]:
         """Read the output of code and commands that ran in the sandbox, in the order of their starts.

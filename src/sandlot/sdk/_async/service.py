@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sandlot.sdk._async.transport import AsyncTransport
-from sandlot.sdk.converter import structure
-from sandlot.sdk.models.service import ServiceStopResult
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.service import CapacityInfo, DriverInfo, ServiceStopResult, VersionInfo
 
 
 class AsyncService:
@@ -15,17 +13,17 @@ class AsyncService:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def version(self) -> dict[str, Any]:
+    async def version(self) -> VersionInfo:
         """Get the version of the service and the id of its node."""
-        return await self._transport.request("GET", "/v1/version")
+        return structure(VersionInfo, await self._transport.request("GET", "/v1/version"))
 
-    async def capabilities(self) -> dict[str, Any]:
-        """Get the drivers of the service and what they can do on its host."""
-        return await self._transport.request("GET", "/v1/capabilities")
+    async def capabilities(self) -> list[DriverInfo]:
+        """List the drivers of the service and what they can do on its host."""
+        return structure_list(DriverInfo, await self._transport.request("GET", "/v1/capabilities"), "drivers")
 
-    async def capacity(self) -> dict[str, Any]:
+    async def capacity(self) -> CapacityInfo:
         """Get the memory, disk and tasks that the node can give to sandboxes, and how much of these is reserved."""
-        return await self._transport.request("GET", "/v1/capacity")
+        return structure(CapacityInfo, await self._transport.request("GET", "/v1/capacity"))
 
     async def stop(self) -> ServiceStopResult:
         """Stop the local service. Its sandboxes keep running, and the next service takes them over.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
 
 from sandlot.sdk import requests
 from sandlot.sdk._async.transport import AsyncTransport
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.templates import TemplateInfo
 
 
 class AsyncTemplates:
@@ -15,15 +16,14 @@ class AsyncTemplates:
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
-    async def list(self) -> builtins.list[dict[str, Any]]:
+    async def list(self) -> builtins.list[TemplateInfo]:
         """List all templates by name."""
-        response = await self._transport.request("GET", "/v1/templates")
-        return [*response["templates"]]
+        return structure_list(TemplateInfo, await self._transport.request("GET", "/v1/templates"), "templates")
 
-    async def get(self, template: str) -> dict[str, Any]:
+    async def get(self, template: str) -> TemplateInfo:
         """Get a template by its name.
 
         Raises:
             NotFoundError: ``template_not_found``.
         """
-        return await self._transport.request("GET", f"/v1/templates/{requests.path_segment(template)}")
+        return structure(TemplateInfo, await self._transport.request("GET", f"/v1/templates/{requests.path_segment(template)}"))

@@ -26,11 +26,6 @@ class AsyncTunnel:
         self.port = port
         """Port inside the sandbox."""
 
-    @classmethod
-    async def open(cls, transport: AsyncTransport, sandbox: str, port: int) -> Self:
-        """Connect to a port; see ``sandbox.tunnel``."""
-        return cls(transport, await transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -129,10 +124,9 @@ class AsyncPortForward:
         """Address and port on this machine, as ``HOST:PORT``."""
         return f"{self.local_host}:{self.local_port}"
 
-    async def start(self, local_port: int) -> Self:
+    async def _start(self, local_port: int) -> None:
         """Listen on a port; 0 chooses a free one."""
         self.local_port = await self._listener.start(self.local_host, local_port)
-        return self
 
     async def __aenter__(self) -> Self:
         return self
@@ -151,7 +145,7 @@ class AsyncPortForward:
     async def _serve(self, connection: Connection) -> None:
         """Forward one connection until both ends have closed it or one has reset it."""
         try:
-            tunnel = await AsyncTunnel.open(self._transport, self._sandbox, self.port)
+            tunnel = await open_tunnel(self._transport, self._sandbox, self.port)
         except SandlotError as error:
             connection.cut()
             await backend.call(self._on_error, error)
@@ -182,3 +176,17 @@ class AsyncPortForward:
             await tunnel.aclose()
         except SandlotError:
             return  # receive() raises the reason
+
+
+async def open_tunnel(transport: AsyncTransport, sandbox: str, port: int) -> AsyncTunnel:
+    """Connect to a port of a sandbox."""
+    return AsyncTunnel(transport, await transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
+
+
+async def forward_port(
+    transport: AsyncTransport, sandbox: str, port: int, host: str, local_port: int, on_error: backend.Callback[SandlotError] | None
+) -> AsyncPortForward:
+    """Listen on a local port, or on a free one if it is 0, and forward its connections."""
+    forward = AsyncPortForward(transport, sandbox, port, host, on_error)
+    await forward._start(local_port)  # noqa: SLF001 - a class of this module
+    return forward

@@ -23,19 +23,15 @@ class AsyncFileWatch:
     dropped.
     """
 
-    def __init__(self, stream: AsyncEventStream, resources: AsyncExitStack) -> None:
+    def __init__(self, stream: AsyncEventStream, events: AsyncIterator[Event], resources: AsyncExitStack, by: str) -> None:
         self._stream = stream
-        self._events = aiter(stream)
+        self._events = events
         self._resources = resources
         self._lock = threading.Lock()
         """Guards the state below. Never held while an event is read or the connection is closed."""
         self._is_reading = self._is_closed = self._is_released = False
-        self.by = ""
+        self.by = by
         """``inotify``, or ``scan``, which misses files that exist for less than a second."""
-
-    async def start(self) -> None:
-        """Read the first event of the stream, which says that the directory is watched from now on."""
-        self.by = str((await anext(self._events)).data.get("by", ""))
 
     async def __aenter__(self) -> Self:
         return self

@@ -181,14 +181,14 @@ class Files:
         """
         resources = ExitStack()
         params = requests.omit_none(path=path, user=user, recursive="true" if recursive else None)
-        events = resources.enter_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
-        watch = FileWatch(events, resources)
+        stream = resources.enter_context(self._transport.event_stream("GET", f"{self._path}/watch", params=params))
         try:
-            watch.start()
+            events = iter(stream)
+            started = next(events)  # the directory is watched from now on
         except BaseException:
-            watch.close()
+            resources.close()
             raise
-        return watch
+        return FileWatch(stream, events, resources, str(started.data.get("by", "")))
 
     def sign_url(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_in: float = 3600.0, user: str | None = None) -> str:
         """Create a URL for reading or writing one file without an API key.

@@ -1,8 +1,9 @@
 # Made from src/sandlot/sdk/_async/pools.py by scripts/unasync.py; change that file, not this one.
-"""Pools of a service: sandboxes that are made before anybody asks."""
+"""Warm pools, as ``client.pools``."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 
 from sandlot.sdk import requests
@@ -12,7 +13,10 @@ from sandlot.sdk.models.pools import PoolInfo
 
 
 class Pools:
-    """Pools of a service, as ``client.pools``: your own; an operator's are the node's, which serve everybody, and he sees all of them."""
+    """Warm pools: sandboxes that are started in advance, so that a create request gets one at once.
+
+    The pools of an operator are shared: they serve every owner. Other callers have private pools.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -22,7 +26,7 @@ class Pools:
         template: str | None = None,
         *,
         warm: int = 1,
-        max: int | None = None,  # noqa: A002 - the word
+        max: int | None = None,  # noqa: A002 - the word of the API
         prepared: int | None = None,
         isolation: str | None = None,
         cpus: float | None = None,
@@ -31,28 +35,27 @@ class Pools:
         pids: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> PoolInfo:
-        """Keep sandboxes of a kind ready, also after a restart of the service. They take of your quota what your live sandboxes leave.
+        """Create a pool. It is filled in the background, also after a restart of the service.
+
+        Warm sandboxes of a private pool use what live sandboxes leave of the quota.
 
         Args:
-            template: What they are made from; by default what a sandbox is made from.
-            warm: How many are always kept ready.
-            max: How many there are at most: the pool grows towards that while requests find it empty. Left out, 4, or ``warm`` where that is more.
-            prepared: How many prepared ones with nothing in them are kept besides; for operators.
-            isolation: The driver that isolates them; by default the service's.
-            cpus: Cores of each. A request for a sandbox is answered from a pool where its limits are the pool's.
-            memory: Memory of each: bytes, or such as ``"2G"``.
-            disk: Disk of each, likewise.
-            pids: Processes and threads of each; a request may ask for fewer.
-            metadata: Your own words, kept with it.
-
-        Returns:
-            It. It is filled from now on.
+            template: Template of the sandboxes. Default: ``code-interpreter``.
+            warm: Number of warm sandboxes that are kept ready.
+            max: Largest number of warm sandboxes; the pool grows up to it while requests find it empty. Default: 4, or ``warm`` if that is larger.
+            prepared: Number of prepared sandboxes that are kept besides; for operators. Default: 0.
+            isolation: Driver of the sandboxes. Default: the service's.
+            cpus: CPU cores of each sandbox. A create request is served from a pool whose limits it asks for.
+            memory: Memory limit of each sandbox in bytes, or as text such as ``"2G"``.
+            disk: Disk limit of each sandbox, in the same forms.
+            pids: Maximum number of processes and threads of each sandbox; a create request may ask for fewer.
+            metadata: Key-value pairs that are kept with the pool.
 
         Raises:
-            ForbiddenError: Blanks, and you are no operator.
-            LimitError: You may have no more pools, or not so many sandboxes.
-            ConflictError: You have a pool of this kind.
-            UnsupportedError: Sandboxes of that isolation cannot wait; says why.
+            ForbiddenError: ``prepared`` is set and the caller is not an operator.
+            LimitError: The quota does not allow another pool, or so many sandboxes.
+            ConflictError: The caller has a pool of this template, isolation and size.
+            UnsupportedError: The driver cannot keep warm sandboxes.
         """
         limits = requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids)
         body = requests.omit_none(template=template, isolation=isolation, limits=limits or None, warm=warm, max=max, prepared=prepared)
@@ -60,59 +63,54 @@ class Pools:
             body["metadata"] = dict(metadata)
         return structure(PoolInfo, self._transport.request("POST", "/v1/pools", body=body))
 
-    def list(self) -> list[PoolInfo]:
-        """Your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-        answer = self._transport.request("GET", "/v1/pools")
-        return structure_list(PoolInfo, answer, "pools")
+    def list(self) -> builtins.list[PoolInfo]:
+        """List the caller's pools with their warm sandboxes and hit rates; with an operator's key, all pools."""
+        return structure_list(PoolInfo, self._transport.request("GET", "/v1/pools"), "pools")
 
     def get(self, pool: str) -> PoolInfo:
-        """One of them.
+        """Get a pool.
 
         Args:
-            pool: Its id, or its template where you have one pool only of that.
+            pool: Id of the pool, or its template if the caller has one pool of that template.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: ``pool_not_found``.
         """
         return structure(PoolInfo, self._transport.request("GET", f"/v1/pools/{requests.path_segment(pool)}"))
 
-    def set(
+    def update(
         self,
         pool: str,
         *,
         warm: int | None = None,
-        max: int | None = None,  # noqa: A002 - the word
+        max: int | None = None,  # noqa: A002 - the word of the API
         prepared: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> PoolInfo:
-        """Change how much a pool holds and what you say of it, also after a restart of the service.
+        """Change the sizes or metadata of a pool. Values that are not given stay.
 
         Args:
-            pool: Its id, or its template where you have one pool only of that.
-            warm: As in :meth:`create`; what is left out stays.
-            max: Likewise.
-            prepared: Likewise.
-            metadata: Your own words: these take the place of what there is; left out, it stays.
-
-        Returns:
-            It, as it is from now on.
+            pool: As for :meth:`get`.
+            warm: As for :meth:`create`.
+            max: As for :meth:`create`.
+            prepared: As for :meth:`create`.
+            metadata: New metadata; it replaces all entries.
 
         Raises:
-            NotFoundError: There is none.
-            ForbiddenError: Blanks, and you are no operator.
-            LimitError: You may not have so many sandboxes.
+            NotFoundError: ``pool_not_found``.
+            ForbiddenError: ``prepared`` is set and the caller is not an operator.
+            LimitError: The quota does not allow so many sandboxes.
         """
-        words = None if metadata is None else dict(metadata)
-        body = requests.omit_none(warm=warm, max=max, prepared=prepared, metadata=words)
+        body = requests.omit_none(warm=warm, max=max, prepared=prepared, metadata=None if metadata is None else dict(metadata))
         return structure(PoolInfo, self._transport.request("PATCH", f"/v1/pools/{requests.path_segment(pool)}", body=body))
 
-    def remove(self, pool: str) -> None:
-        """Have a pool no more, also after a restart of the service; what waits in it is removed.
+    def delete(self, pool: str) -> None:
+        """Delete a pool and its unused sandboxes.
 
         Args:
-            pool: Its id, or its template where you have one pool only of that.
+            pool: As for :meth:`get`.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: ``pool_not_found``.
         """
         self._transport.request("DELETE", f"/v1/pools/{requests.path_segment(pool)}")

@@ -84,7 +84,7 @@ class Pty:
         query = urlencode(requests.omit_none(stdout_from=offset, rows=rows, cols=cols))
         terminal = Terminal(self._transport, path, id, self._transport.web_socket(f"{path}/terminal{'?' if query else ''}{query}"))
         try:
-            terminal.start()
+            terminal._start()  # noqa: SLF001 - a class of this module
         except BaseException:
             terminal.close()
             raise
@@ -126,7 +126,7 @@ class Terminal:
         """Result of the program without its output, once its end was read; None before."""
         return None if self._end is None else structure(CommandResult, self._end)
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Read the first message, which has the PID and the position of the output."""
         while self._pid is None and self._end is None:
             self._next()

@@ -26,7 +26,7 @@ from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.pty import Pty
 from sandlot.sdk._sync.transport import wait_before_resuming
-from sandlot.sdk._sync.tunnels import PortForward, Tunnel
+from sandlot.sdk._sync.tunnels import PortForward, Tunnel, forward_port, open_tunnel
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, context_id
@@ -826,7 +826,7 @@ class Sandbox:
             ConflictError: ``sandbox_paused``: the sandbox is suspended and has ``auto_resume=False``.
             SandboxEndedError: The sandbox has ended.
         """
-        return Tunnel.open(self._transport, self.id, port)
+        return open_tunnel(self._transport, self.id, port)
 
     @backend.awaitable_context
     def forward(
@@ -843,7 +843,7 @@ class Sandbox:
         Raises:
             OSError: The local port is in use.
         """
-        return PortForward(self._transport, self.id, port, host, on_error).start(local_port)
+        return forward_port(self._transport, self.id, port, host, local_port, on_error)
 
     def logs(self, stream: str = "both") -> builtins.list[LogEntry]:
         """Read the output of code and commands that ran in the sandbox, in the order of their starts.

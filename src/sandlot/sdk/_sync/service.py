@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sandlot.sdk._sync.transport import Transport
-from sandlot.sdk.converter import structure
-from sandlot.sdk.models.service import ServiceStopResult
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.service import CapacityInfo, DriverInfo, ServiceStopResult, VersionInfo
 
 
 class Service:
@@ -16,17 +14,17 @@ class Service:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def version(self) -> dict[str, Any]:
+    def version(self) -> VersionInfo:
         """Get the version of the service and the id of its node."""
-        return self._transport.request("GET", "/v1/version")
+        return structure(VersionInfo, self._transport.request("GET", "/v1/version"))
 
-    def capabilities(self) -> dict[str, Any]:
-        """Get the drivers of the service and what they can do on its host."""
-        return self._transport.request("GET", "/v1/capabilities")
+    def capabilities(self) -> list[DriverInfo]:
+        """List the drivers of the service and what they can do on its host."""
+        return structure_list(DriverInfo, self._transport.request("GET", "/v1/capabilities"), "drivers")
 
-    def capacity(self) -> dict[str, Any]:
+    def capacity(self) -> CapacityInfo:
         """Get the memory, disk and tasks that the node can give to sandboxes, and how much of these is reserved."""
-        return self._transport.request("GET", "/v1/capacity")
+        return structure(CapacityInfo, self._transport.request("GET", "/v1/capacity"))
 
     def stop(self) -> ServiceStopResult:
         """Stop the local service. Its sandboxes keep running, and the next service takes them over.

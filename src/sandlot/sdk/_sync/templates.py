@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
 
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
+from sandlot.sdk.converter import structure, structure_list
+from sandlot.sdk.models.templates import TemplateInfo
 
 
 class Templates:
@@ -16,15 +17,14 @@ class Templates:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def list(self) -> builtins.list[dict[str, Any]]:
+    def list(self) -> builtins.list[TemplateInfo]:
         """List all templates by name."""
-        response = self._transport.request("GET", "/v1/templates")
-        return [*response["templates"]]
+        return structure_list(TemplateInfo, self._transport.request("GET", "/v1/templates"), "templates")
 
-    def get(self, template: str) -> dict[str, Any]:
+    def get(self, template: str) -> TemplateInfo:
         """Get a template by its name.
 
         Raises:
             NotFoundError: ``template_not_found``.
         """
-        return self._transport.request("GET", f"/v1/templates/{requests.path_segment(template)}")
+        return structure(TemplateInfo, self._transport.request("GET", f"/v1/templates/{requests.path_segment(template)}"))

@@ -27,11 +27,6 @@ class Tunnel:
         self.port = port
         """Port inside the sandbox."""
 
-    @classmethod
-    def open(cls, transport: Transport, sandbox: str, port: int) -> Self:
-        """Connect to a port; see ``sandbox.tunnel``."""
-        return cls(transport, transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
-
     def __enter__(self) -> Self:
         return self
 
@@ -130,10 +125,9 @@ class PortForward:
         """Address and port on this machine, as ``HOST:PORT``."""
         return f"{self.local_host}:{self.local_port}"
 
-    def start(self, local_port: int) -> Self:
+    def _start(self, local_port: int) -> None:
         """Listen on a port; 0 chooses a free one."""
         self.local_port = self._listener.start(self.local_host, local_port)
-        return self
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +146,7 @@ class PortForward:
     def _serve(self, connection: Connection) -> None:
         """Forward one connection until both ends have closed it or one has reset it."""
         try:
-            tunnel = Tunnel.open(self._transport, self._sandbox, self.port)
+            tunnel = open_tunnel(self._transport, self._sandbox, self.port)
         except SandlotError as error:
             connection.cut()
             backend.call(self._on_error, error)
@@ -183,3 +177,17 @@ class PortForward:
             tunnel.close()
         except SandlotError:
             return  # receive() raises the reason
+
+
+def open_tunnel(transport: Transport, sandbox: str, port: int) -> Tunnel:
+    """Connect to a port of a sandbox."""
+    return Tunnel(transport, transport.web_socket(f"/v1/sandboxes/{requests.path_segment(sandbox)}/ports/{port}/tunnel"), port)
+
+
+def forward_port(
+    transport: Transport, sandbox: str, port: int, host: str, local_port: int, on_error: backend.Callback[SandlotError] | None
+) -> PortForward:
+    """Listen on a local port, or on a free one if it is 0, and forward its connections."""
+    forward = PortForward(transport, sandbox, port, host, on_error)
+    forward._start(local_port)  # noqa: SLF001 - a class of this module
+    return forward

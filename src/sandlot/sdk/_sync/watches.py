@@ -24,19 +24,15 @@ class FileWatch:
     dropped.
     """
 
-    def __init__(self, stream: EventStream, resources: ExitStack) -> None:
+    def __init__(self, stream: EventStream, events: Iterator[Event], resources: ExitStack, by: str) -> None:
         self._stream = stream
-        self._events = iter(stream)
+        self._events = events
         self._resources = resources
         self._lock = threading.Lock()
         """Guards the state below. Never held while an event is read or the connection is closed."""
         self._is_reading = self._is_closed = self._is_released = False
-        self.by = ""
+        self.by = by
         """``inotify``, or ``scan``, which misses files that exist for less than a second."""
-
-    def start(self) -> None:
-        """Read the first event of the stream, which says that the directory is watched from now on."""
-        self.by = str((next(self._events)).data.get("by", ""))
 
     def __enter__(self) -> Self:
         return self

@@ -41,8 +41,8 @@ class Service:
     def executions(self) -> Runs:
         return Runs()
 
-    def list(self, **_: object) -> list[EventInfo]:
-        return EVENTS
+    def iter(self, **_: object) -> Iterator[EventInfo]:
+        return iter(EVENTS)
 
 
 class Runs:
