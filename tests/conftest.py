@@ -36,6 +36,7 @@ hypothesis.settings.register_profile("random", deadline=None, print_blob=True, m
 hypothesis.settings.load_profile("sandlot")
 
 os.environ.setdefault("SANDLOT_POOLS", "none")
+os.environ["SANDLOT_CONFIG"] = os.devnull  # not the settings of this machine
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, lambda *_: None), (signal.SIGHUP, lambda *_: None)):
     if signal.getsignal(number) is signal.SIG_IGN:

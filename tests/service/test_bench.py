@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environ import clean_environ
 from tests.support.localservice import LocalService
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("service", ["container"], indirect=True)]
@@ -20,7 +20,7 @@ BENCH = (sys.executable, "-m", "sandlot.cli", "bench", "--quick")
 
 
 def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(service.data_dir)}
+    env = clean_environ() | {"SANDLOT_DATA_DIR": str(service.data_dir)}
     return subprocess.Popen([*BENCH, *arguments], env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -25,6 +25,7 @@ from sandlot import Sandbox
 from sandlot.cli.demo.analyst import png_size
 from sandlot.cli.main import dispatch
 from sandlot.model.ids import SANDBOX_ID
+from tests.support.environ import clean_environ
 from tests.support.localservice import ISOLATIONS, LocalService, local_service
 from tests.support.traces import settle
 
@@ -35,7 +36,7 @@ class Shell:
     """Runs ``sandlot`` as a process, with the environment of a service."""
 
     def __init__(self, env: dict[str, str], cwd: Path) -> None:
-        self.env = {**{name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")}, **env}
+        self.env = {**clean_environ(), **env}
         self.cwd = cwd
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -19,6 +19,7 @@ from sandlot.cli.doctor import checkup
 from sandlot.host import disk_images
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT
+from tests.support.environ import clean_environ
 from tests.support.traces import settle
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ DOCTOR = (sys.executable, "-m", "sandlot.cli", "doctor")
 
 
 def environment(data_dir: Path, **more: str) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")}
+    own = clean_environ()
     return {**own, "SANDLOT_DATA_DIR": str(data_dir), **more}
 
 

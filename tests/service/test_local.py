@@ -19,6 +19,7 @@ from sandlot import Sandbox
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import HostError, UnavailableError
 from sandlot.sdk import Client, LocalService, local_service
+from tests.support.environ import clean_environ
 
 
 def end(folder: Path, number: signal.Signals) -> None:
@@ -54,7 +55,7 @@ def folder() -> Iterator[Path]:
 
 def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from sandlot.sdk import Client; print(Client().version()['pid'])"
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(folder / "new")}
+    env = clean_environ() | {"SANDLOT_DATA_DIR": str(folder / "new")}
     clients = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
     told = [client.communicate() for client in clients]
     assert [error for _, error in told if error] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environ import clean_environ
 from tests.support.localservice import LocalService
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def test_every_program_of_the_readme_is_run() -> None:
 
 @pytest.mark.parametrize("heading", ["A first program", pytest.param("Pause, hibernate, snapshot, fork", marks=pytest.mark.slow)])
 def test_program_of_the_readme_prints_its_output_and_leaves_nothing(service: LocalService, heading: str) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_")} | {"SANDLOT_DATA_DIR": str(service.data_dir)}
+    env = clean_environ() | {"SANDLOT_DATA_DIR": str(service.data_dir)}
     done = subprocess.run([sys.executable, "-c", PROGRAMS[heading]], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(SAY[heading], done.stdout, re.DOTALL), done.stdout

@@ -217,7 +217,7 @@ class Schedule:
     # -- the node ----------------------------------------------------------------------------------------------------------
 
     async def open(self, *, keep: bool) -> None:
-        settings: dict[str, Any] = {"keep_resting_s": self.keep_suspended_s, "max_creates": self.rng.choice([1, 4])}
+        settings: dict[str, Any] = {"suspended_keep_s": self.keep_suspended_s, "max_creates": self.rng.choice([1, 4])}
         opening = open_node(self.state, keep_sandboxes=keep, memory_bytes=NODE_BYTES, memory_reserve_bytes=0, **settings)
         self.node = await self._stack.enter_async_context(opening)
         self.is_stopping = False

@@ -221,7 +221,7 @@ def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awa
     from sandlot.server.offline_keys import with_keys
     from sandlot.server.settings import Settings
 
-    return asyncio.run(with_keys(Settings.from_env(), directly))
+    return asyncio.run(with_keys(Settings.load(), directly))
 
 
 def _info(record: KeyRecord) -> KeyInfo:
@@ -244,7 +244,7 @@ def _time(at: datetime | None) -> str:
 def _with_limits(quota: Quota, **limits: float | str | None) -> Quota:
     """Return a copy of a quota with new limits. None: as it is; -1: no limit. Sizes are texts such as ``8G``."""
     from sandlot.model.network import NetworkMode
-    from sandlot.sdk.requests import parse_size
+    from sandlot.sdk import parse_size
 
     network = limits["network"]
     if network is not None and network not in list(NetworkMode):

@@ -25,7 +25,7 @@ def serve(
     from sandlot.server import process as server
     from sandlot.server.settings import Settings
 
-    settings = Settings.from_env(host=host, port=port)
+    settings = Settings.load(host=host, port=port)
     raise typer.Exit(server.main(settings if settings.host else replace(settings, host=DEFAULT_HOST), local=False))
 
 

@@ -25,6 +25,7 @@ from sandlot.model.errors import (
 )
 from sandlot.model.faults import Fault
 from sandlot.model.network import NetworkMode
+from sandlot.model.sizes import parse_size
 from sandlot.model.specs import Limits, OnTimeout, SnapshotKind
 from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle
@@ -85,7 +86,6 @@ from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
 from sandlot.sdk.models.templates import TemplateInfo
 from sandlot.sdk.models.volumes import Mount, VolumeInfo
 from sandlot.sdk.models.webhooks import WebhookInfo
-from sandlot.sdk.requests import parse_size
 from sandlot.sdk.transfer.upload import TransferProgress
 
 __all__ = [

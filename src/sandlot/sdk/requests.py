@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,15 +12,14 @@ from urllib.parse import quote, urlsplit
 
 from sandlot.model.access import Quota
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import GIB, KIB, MIB
+from sandlot.model.sizes import parse_size
+from sandlot.model.specs import KIB
 from sandlot.sdk.models.programs import ProgramOptions
 from sandlot.sdk.models.sandboxes import Network
 from sandlot.sdk.models.volumes import Mount
 
 PAGE_SIZE = 100
 """Default number of items of a page."""
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B?)\s*", re.IGNORECASE)
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 
 def quota_body(quota: Quota) -> dict[str, Any]:
@@ -79,23 +77,6 @@ def idempotency_headers(key: str | None = None) -> dict[str, str]:
         key: Key of the caller. None: a new key.
     """
     return {"Idempotency-Key": key or uuid.uuid4().hex}
-
-
-def parse_size(value: int | str) -> int:
-    """Return a size in bytes.
-
-    Args:
-        value: Bytes, or text with a binary unit: ``512M``, ``1.5GiB``.
-
-    Raises:
-        InvalidRequestError: The text is not a size.
-    """
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise InvalidRequestError(f"{value!r} is not a size.", hint='Pass bytes, or a string with a unit such as "512M".')
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def encode_text(text: str, what: str = "text") -> bytes:

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="TCP port (default: 8080)")
     options = parser.parse_args(argv)
     try:
-        settings = Settings.from_env(host=options.host, port=options.port)
+        settings = Settings.load(host=options.host, port=options.port)
     except SandlotError as error:
         print(f"sandlot: {error}", file=sys.stderr)
         return process.EXIT_SETTINGS

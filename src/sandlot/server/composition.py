@@ -196,7 +196,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         blobs = blobs or await open_blobs(settings.files)
 
         # Records
-        metrics, reservations = Metrics(), Reservations(read_host or own_host(settings).read, settings.shares, clock)
+        metrics, reservations = Metrics(), Reservations(read_host or own_host(settings).read, settings.overcommit, clock)
         api_keys = ApiKeys(store.keys, clock)
         await api_keys.refresh()
         counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
@@ -208,7 +208,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         metrics.count_sandboxes(registry.live_states)
         file_store = FileStore(store.files, blobs, registry, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
         await file_store.open()
-        retention = Retention(store, settings.keep, clock, metrics)
+        retention = Retention(store, settings.retention, clock, metrics)
         await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention))
 
         # Resources of the node
@@ -221,8 +221,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             isolation_allowed=settings.isolation_allowed,
             max_sandboxes=settings.max_sandboxes,
             max_creates=settings.max_creates,
-            overcommit=settings.shares,
-            max_suspended_s=settings.keep_resting_s,
+            overcommit=settings.overcommit,
+            max_suspended_s=settings.suspended_keep_s,
         )
         start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
         volume_disks, volume_registry = VolumeFiles(settings.volumes), VolumeRegistry(store.volumes)

@@ -1,18 +1,24 @@
-"""What the operator sets, read once from the environment; ``SANDLOT_*`` only.
+"""Settings of a service: CLI options, ``SANDLOT_*`` variables and a TOML file.
 
-Laws:
-- Everything has a default that works on a plain Debian machine.
-- A value that makes no sense stops the service with a message that names the variable, the value and what is allowed.
+Invariants:
+- Every setting has a default that works on a plain Debian machine.
+- An invalid value prevents the start. The error names the variable, or the file and its key, with the value and the allowed values. It never contains
+  the URL of the database, which can have a password.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Annotated, Any, Final, Never, get_type_hints
+
+from pydantic import PlainValidator, ValidationError, create_model
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
@@ -22,126 +28,257 @@ from sandlot.drivers.registry import driver_names
 from sandlot.egress.outbound.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.sizes import parse_size
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.data_dir import DATABASE
 
+CONFIG_FILE = Path("/etc/sandlot/sandlot.toml")
+"""Default file of settings; it need not exist."""
+CONFIG_VARIABLE: Final = "SANDLOT_CONFIG"
+"""Variable that names another file, which must exist."""
+PREFIX: Final = "SANDLOT_"
 SYSTEM_DATA_DIR = Path("/var/lib/sandlot")
 SYSTEM_CACHE_DIR = Path("/var/cache/sandlot")
 MAX_CONNECTIONS = 16_384
 """A quarter of the descriptors that the service takes for itself (``server/process.py``)."""
-_RATIOS = (0.01, 100.0)
-_KEPT_S = (60.0, 3.2e9)
+_MAX_SHOWN = 64
+"""Largest number of characters of a value that an error shows."""
+
+
+class _NotAllowedError(ValueError):
+    """Error of a value that a setting cannot have.
+
+    Args:
+        allowed: Values that are allowed, as a phrase that follows "it must be".
+        shown: The value as it may be shown; None: the value itself.
+    """
+
+    def __init__(self, allowed: str, shown: str | None = None) -> None:
+        super().__init__(allowed)
+        self.allowed = allowed
+        self.shown = shown
+
+
+def _whole(low: int, high: int) -> PlainValidator:
+    def parse(value: object) -> int:
+        text = value if isinstance(value, str) else str(value) if type(value) is int else ""
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):  # noqa: PLR2004 - int() of more is slow
+            raise _NotAllowedError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return PlainValidator(parse)
+
+
+def _size(low: int, high: int) -> PlainValidator:
+    def parse(value: object) -> int:
+        try:
+            size = parse_size(value) if isinstance(value, str) or type(value) is int else -1
+        except InvalidRequestError:
+            size = -1
+        if not low <= size <= high:
+            raise _NotAllowedError(f"a size from {_spelled(low)} to {_spelled(high)}, in bytes or with a unit such as 512M or 1G")
+        return size
+
+    return PlainValidator(parse)
+
+
+def _number(low: float, high: float = math.inf) -> PlainValidator:
+    def parse(value: object) -> float:
+        try:
+            number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not (math.isfinite(number) and low <= number <= high):
+            raise _NotAllowedError(f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}")
+        return number
+
+    return PlainValidator(parse)
+
+
+def _one_of(*allowed: str) -> PlainValidator:
+    def parse(value: object) -> str:
+        text = value.lower() if isinstance(value, str) else ""
+        if text not in allowed:
+            raise _NotAllowedError(f"one of {', '.join(allowed)}")
+        return text
+
+    return PlainValidator(parse)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _NotAllowedError("a text")
+    return value
+
+
+def _folder(value: object) -> Path:
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise _NotAllowedError("an absolute path")
+    return Path(value)
+
+
+def _postgresql(value: object) -> str:
+    text = value if isinstance(value, str) else ""
+    if not text.startswith(("postgresql://", "postgres://")):
+        scheme, mark, _ = text.partition("://")
+        raise _NotAllowedError("postgresql://USER:PASSWORD@HOST/DATABASE", shown=repr(f"{scheme[:20]}{mark}..." if mark else "..."))
+    return text
+
+
+def _isolation(value: object) -> str:
+    # Installed drivers are looked up only if the name is none of those that every service knows.
+    if isinstance(value, str) and value in ISOLATIONS:
+        return value
+    allowed = tuple(dict.fromkeys((*ISOLATIONS, *driver_names())))
+    if value not in allowed:
+        raise _NotAllowedError(f"one of {', '.join(allowed)}")
+    return str(value)
+
+
+def _isolations(value: object) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_isolation(name) for name in _items(value)))
+
+
+def _networks(value: object) -> tuple[AddressRange, ...]:
+    try:
+        return tuple(ip_network(text) for text in _items(value))
+    except ValueError:
+        raise _NotAllowedError("networks such as 10.1.2.0/24 or fd00::/8, separated by commas, without bits behind the mask") from None
+
+
+def _pools(value: object) -> tuple[PoolConfig, ...]:
+    try:
+        return parse_pools(",".join(_items(value)), builtin())
+    except InvalidRequestError as error:
+        raise _NotAllowedError(f"TEMPLATE=WARM[:MAX][+PREPARED], separated by commas, or none. {error}") from None
+
+
+def _items(value: object) -> list[str]:
+    """Return the items of a list: a text in which commas separate them, or a list of texts in a file."""
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _NotAllowedError("a list of texts, or a text in which commas separate the items")
+    return [text.strip() for text in texts if text.strip()]
+
+
+_Kept = Annotated[float, _number(60.0, 3.2e9)]
 """A minute to a hundred years."""
-_KEPT = (100, 10_000_000)
+_KeptRows = Annotated[int, _whole(100, 10_000_000)]
+_Ratio = Annotated[float, _number(0.01, 100.0)]
+_Reserve = Annotated[int | None, _size(0, 1024 * GIB)]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One service's settings; each field is the variable ``SANDLOT_`` and its name in capitals.
+    """Settings of one service.
+
+    A field is the variable ``SANDLOT_`` and its name in capitals, and the key of its name in the file. Sizes are bytes or texts such as ``1G``,
+    durations are seconds. Lists are separated by commas; a file can also have a list of texts.
 
     Args:
-        data_dir: State of this service alone: key file, socket, lock, sandboxes. One service per directory.
-        cache_dir: Images; shared by any number of services.
-        database_url: Of a PostgreSQL database, which may be shared by services; it may hold a password, so it is never shown. None is SQLite
-            in the data directory.
-        host: Address to listen on for TCP; None listens on the unix socket only.
-        port: Its port, 0 to 65535 (0 takes a free one).
-        isolation_default: What ``auto`` means.
-        isolation_allowed: What a request may ask for, separated by commas.
-        max_sandboxes: Live ones at once, 1 to 10,000.
-        max_creates: Being created at once, 1 to 64.
-        pools: Sandboxes that are kept ready, of default limits and isolation: ``TEMPLATE=WARM[:MAX][+PREPARED]``, separated by commas, or ``none``,
-            which makes nothing ahead. Where nothing is said, one ``code-interpreter``, growing to 4, once its image is there.
-        memory_ratio: Memory that may be promised to sandboxes, to memory that there is; 0.01 to 100.
-        disk_ratio: The same of disk space where the data directory is. More than 1 trusts that sandboxes do not fill their disks.
-        pids_ratio: The same of processes and threads.
-        memory_reserve_bytes: Memory that is kept for the host and the service; None is 5 %, from 512 MiB to 4 GiB.
-        disk_reserve_bytes: Disk space that is kept; None is 5 %, from 1 to 4 GiB.
-        pids_reserve: Tasks that are kept; None is 5 %, from 512 to 4,096.
-        suspend_reserve: Bytes of memory that are kept for hibernations on a full node.
-        max_connections: Clients' connections at once, those on TCP and those on the unix socket each, 8 to 16,384.
-        buffer_bytes: Requests, collected output and answers that the service holds, all clients together; 64 MiB to 1 TiB.
-        upload_max_bytes: One uploaded file, 1 MiB to 1 TiB.
-        executions_keep_s: Lines of the log of runs are kept that long; at least 60, 7 days by default.
-        executions_keep: How many of them at the most, 100 to 10,000,000.
-        events_keep_s: Events are kept that long.
-        events_keep: How many of them at the most, 100 to 10,000,000.
-        sandboxes_keep_s: What is known of sandboxes that have ended is kept that long.
-        keep_resting_s: A paused or hibernated sandbox is kept that long, and then ended; at least 60, 7 days by default.
-        packages_max_bytes: Disk that the package cache may take, in ``packages`` of the cache directory; 64 MiB to 16 TiB, 10 GiB by default.
-        packages_ttl_s: A package index's page is given without asking for a newer one for that long; 0 to 30 days, half an hour by default.
-        webhooks_allow: Networks that webhooks may be in although they are not public, such as ``10.1.2.0/24``, separated by commas.
-        idle_exit_s: A local service ends after that many seconds without a sandbox; at least 1.
+        data_dir: State of this service: database, socket, lock, sandboxes. Each service has its own directory.
+        cache_dir: Images, template snapshots and the package cache. Several services can share the directory.
+        database_url: URL of a PostgreSQL database, which several services can share. None: SQLite in the data directory.
+        host: Address to listen on for TCP; None: only the unix socket.
+        port: TCP port, 0 to 65535; 0: any free port.
+        isolation_default: Isolation of create requests with the isolation ``auto``.
+        isolation_allowed: Isolations that create requests may choose.
+        max_sandboxes: Largest number of live sandboxes, 1 to 10,000.
+        max_creates: Largest number of sandboxes that start at the same time, 1 to 64.
+        pools: Warm pools ``TEMPLATE=WARM[:MAX][+PREPARED]``, or ``none``. Default: one warm ``code-interpreter``, growing to 4, once its image
+            exists.
+        memory_ratio: Ratio of memory that can be reserved to the memory of the host, 0.01 to 100.
+        disk_ratio: The same for the disk of the data directory. With more than 1, sandboxes that fill their disks can fill the host's.
+        pids_ratio: The same for processes and threads.
+        memory_reserve_bytes: Memory that is kept for the host and the service. None: 5 %, 512 MiB to 4 GiB.
+        disk_reserve_bytes: The same for disk space. None: 5 %, 1 to 4 GiB.
+        pids_reserve: The same for processes and threads. None: 5 %, 512 to 4,096.
+        suspend_reserve: Memory in bytes that is kept for hibernations on a full node.
+        max_connections: Largest number of connections, for TCP and for the unix socket each, 8 to 16,384.
+        buffer_bytes: Memory for the buffered requests, output and responses of all clients, 64 MiB to 1 TiB.
+        upload_max_bytes: Largest size of an uploaded file, 1 MiB to 1 TiB.
+        executions_keep_s: Seconds for which entries of the execution log are kept, at least 60.
+        executions_keep: Largest number of these entries, 100 to 10,000,000.
+        events_keep_s: Seconds for which events are kept, at least 60.
+        events_keep: Largest number of events, 100 to 10,000,000.
+        sandboxes_keep_s: Seconds for which the records of ended sandboxes are kept, at least 60.
+        suspended_keep_s: Seconds after which a paused or hibernated sandbox is ended, at least 60.
+        packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
+        packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
+        webhooks_allow: Networks that webhooks may use although they are not public, such as ``10.1.2.0/24``.
+        idle_exit_s: Seconds without a sandbox after which a local service ends, at least 1.
         log_level: debug, info, warning or error.
         log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
     """
 
-    data_dir: Path = SYSTEM_DATA_DIR
-    cache_dir: Path = SYSTEM_CACHE_DIR
-    database_url: str | None = field(default=None, repr=False)
-    host: str | None = None
-    port: int = 8080
-    isolation_default: str = "gvisor"
-    isolation_allowed: tuple[str, ...] = ("gvisor",)
-    max_sandboxes: int = 50
-    max_creates: int = 4
-    pools: tuple[PoolConfig, ...] = DEFAULT_POOLS
-    memory_ratio: float = 1.0
-    disk_ratio: float = 1.0
-    pids_ratio: float = 1.0
-    memory_reserve_bytes: int | None = None
-    disk_reserve_bytes: int | None = None
-    pids_reserve: int | None = None
-    suspend_reserve: int = 256 * MIB
-    max_connections: int = 1000
-    buffer_bytes: int = 256 * MIB
-    upload_max_bytes: int = 100 * MIB
-    executions_keep_s: float = 7 * DAY_S
-    executions_keep: int = 50_000
-    events_keep_s: float = 7 * DAY_S
-    events_keep: int = 100_000
-    sandboxes_keep_s: float = 7 * DAY_S
-    keep_resting_s: float = 7 * DAY_S
-    packages_max_bytes: int = 10 * GIB
-    packages_ttl_s: float = 1800.0
-    webhooks_allow: tuple[AddressRange, ...] = ()
-    idle_exit_s: float = 600.0
-    log_level: str = "info"
-    log_format: str = "auto"
+    data_dir: Annotated[Path, PlainValidator(_folder)] = SYSTEM_DATA_DIR
+    cache_dir: Annotated[Path, PlainValidator(_folder)] = SYSTEM_CACHE_DIR
+    database_url: Annotated[str | None, PlainValidator(_postgresql)] = field(default=None, repr=False)
+    host: Annotated[str | None, PlainValidator(_text)] = None
+    port: Annotated[int, _whole(0, 65535)] = 8080
+    isolation_default: Annotated[str, PlainValidator(_isolation)] = "gvisor"
+    isolation_allowed: Annotated[tuple[str, ...], PlainValidator(_isolations), NoDecode] = ("gvisor",)
+    max_sandboxes: Annotated[int, _whole(1, 10_000)] = 50
+    max_creates: Annotated[int, _whole(1, 64)] = 4
+    pools: Annotated[tuple[PoolConfig, ...], PlainValidator(_pools), NoDecode] = DEFAULT_POOLS
+    memory_ratio: _Ratio = 1.0
+    disk_ratio: _Ratio = 1.0
+    pids_ratio: _Ratio = 1.0
+    memory_reserve_bytes: _Reserve = None
+    disk_reserve_bytes: _Reserve = None
+    pids_reserve: Annotated[int | None, _whole(0, 4_194_304)] = None
+    suspend_reserve: Annotated[int, _size(0, 1024 * GIB)] = 256 * MIB
+    max_connections: Annotated[int, _whole(8, MAX_CONNECTIONS)] = 1000
+    buffer_bytes: Annotated[int, _size(64 * MIB, 1024 * GIB)] = 256 * MIB
+    upload_max_bytes: Annotated[int, _size(MIB, 1024 * GIB)] = 100 * MIB
+    executions_keep_s: _Kept = 7 * DAY_S
+    executions_keep: _KeptRows = 50_000
+    events_keep_s: _Kept = 7 * DAY_S
+    events_keep: _KeptRows = 100_000
+    sandboxes_keep_s: _Kept = 7 * DAY_S
+    suspended_keep_s: _Kept = 7 * DAY_S
+    packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
+    packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
+    webhooks_allow: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
+    idle_exit_s: Annotated[float, _number(1.0)] = 600.0
+    log_level: Annotated[str, _one_of("debug", "info", "warning", "error")] = "info"
+    log_format: Annotated[str, _one_of("auto", "text", "json")] = "auto"
 
     @property
     def socket(self) -> Path:
-        """The unix socket of this service."""
+        """Unix socket of this service."""
         return self.data_dir / "sandlot.sock"
 
     @property
     def database(self) -> Path | str:
-        """Where the rows are: a file for SQLite, or the URL of a PostgreSQL database."""
+        """File of the SQLite database, or URL of the PostgreSQL database."""
         return self.database_url or self.data_dir / DATABASE
 
     @property
     def files(self) -> Path:
-        """The folder of the file store's bytes."""
+        """Folder with the contents of the file store."""
         return self.data_dir / "files"
 
     @property
     def saved(self) -> Path:
-        """The folder of the images of hibernated sandboxes and of snapshots."""
+        """Folder of hibernation images and snapshots."""
         return self.data_dir / "saved"
 
     @property
     def volumes(self) -> Path:
-        """The folder of the volumes."""
+        """Folder of the volumes."""
         return self.data_dir / "volumes"
 
     @property
     def packages(self) -> Path:
-        """The folder of the package cache."""
+        """Folder of the package cache."""
         return self.cache_dir / "packages"
 
     @property
-    def shares(self) -> OvercommitConfig:
-        """How much of the host may be promised to sandboxes."""
+    def overcommit(self) -> OvercommitConfig:
+        """Shares of the host's memory, disk space and tasks that can be reserved."""
         return OvercommitConfig(
             memory_ratio=self.memory_ratio,
             disk_ratio=self.disk_ratio,
@@ -153,8 +290,8 @@ class Settings:
         )
 
     @property
-    def keep(self) -> Keep:
-        """How long what happened is kept."""
+    def retention(self) -> Keep:
+        """Limits of time and number for which records of the past are kept."""
         return Keep(
             executions_s=self.executions_keep_s,
             executions=self.executions_keep,
@@ -164,139 +301,131 @@ class Settings:
         )
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
-        """Settings out of an environment.
+    def load(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
+        """Read the settings. Options of the command line come before variables, variables before the file.
 
         Args:
-            env: The environment; by default this process's.
-            host: From the command line; goes over the environment.
-            port: The same.
+            env: Environment; None: the environment of this process.
+            host: Option of the command line.
+            port: Option of the command line.
 
         Raises:
-            InvalidRequestError: A value makes no sense; the message names it.
+            InvalidRequestError: A value is invalid, the file is invalid or cannot be read, or has an unknown key.
         """
-        source, keep = os.environ if env is None else env, Keep()
-        allowed = tuple(dict.fromkeys(name.strip() for name in _text(source, "ISOLATION_ALLOWED", "gvisor").split(",") if name.strip()))
-        for name in allowed:
-            _isolation("ISOLATION_ALLOWED", name)
-        default = _isolation("ISOLATION_DEFAULT", _text(source, "ISOLATION_DEFAULT", "gvisor"))
-        if default not in allowed:
-            raise _bad("ISOLATION_DEFAULT", default, f"one of SANDLOT_ISOLATION_ALLOWED ({', '.join(allowed) or 'which is empty'})")
-        return cls(
-            data_dir=_folder(source, "DATA_DIR", SYSTEM_DATA_DIR if os.geteuid() == 0 else _home(source) / ".local/share/sandlot"),
-            cache_dir=_folder(source, "CACHE_DIR", SYSTEM_CACHE_DIR if os.geteuid() == 0 else _home(source) / ".cache/sandlot"),
-            database_url=_postgresql(source, "DATABASE_URL"),
-            host=host if host is not None else source.get("SANDLOT_HOST") or None,
-            port=port if port is not None else _whole(source, "PORT", 8080, 0, 65535),
-            isolation_default=default,
-            isolation_allowed=allowed,
-            max_sandboxes=_whole(source, "MAX_SANDBOXES", 50, 1, 10_000),
-            max_creates=_whole(source, "MAX_CREATES", 4, 1, 64),
-            pools=_pools(source, "POOLS"),
-            memory_ratio=_number(source, "MEMORY_RATIO", 1.0, *_RATIOS),
-            disk_ratio=_number(source, "DISK_RATIO", 1.0, *_RATIOS),
-            pids_ratio=_number(source, "PIDS_RATIO", 1.0, *_RATIOS),
-            memory_reserve_bytes=_whole_or_none(source, "MEMORY_RESERVE_BYTES", 1024 * GIB),
-            disk_reserve_bytes=_whole_or_none(source, "DISK_RESERVE_BYTES", 1024 * GIB),
-            pids_reserve=_whole_or_none(source, "PIDS_RESERVE", 4_194_304),
-            suspend_reserve=_whole(source, "SUSPEND_RESERVE", 256 * MIB, 0, 1024 * GIB),
-            max_connections=_whole(source, "MAX_CONNECTIONS", 1000, 8, MAX_CONNECTIONS),
-            buffer_bytes=_whole(source, "BUFFER_BYTES", 256 * MIB, 64 * MIB, 1024 * GIB),
-            upload_max_bytes=_whole(source, "UPLOAD_MAX_BYTES", 100 * MIB, MIB, 1024 * 1024 * MIB),
-            executions_keep_s=_number(source, "EXECUTIONS_KEEP_S", keep.executions_s, *_KEPT_S),
-            executions_keep=_whole(source, "EXECUTIONS_KEEP", keep.executions, *_KEPT),
-            events_keep_s=_number(source, "EVENTS_KEEP_S", keep.events_s, *_KEPT_S),
-            events_keep=_whole(source, "EVENTS_KEEP", keep.events, *_KEPT),
-            sandboxes_keep_s=_number(source, "SANDBOXES_KEEP_S", keep.sandboxes_s, *_KEPT_S),
-            keep_resting_s=_number(source, "KEEP_RESTING_S", 7 * DAY_S, *_KEPT_S),
-            packages_max_bytes=_whole(source, "PACKAGES_MAX_BYTES", 10 * GIB, 64 * MIB, 16 * 1024 * GIB),
-            packages_ttl_s=_number(source, "PACKAGES_TTL_S", 1800.0, 0.0, 30 * DAY_S),
-            webhooks_allow=_networks(source, "WEBHOOKS_ALLOW"),
-            idle_exit_s=_number(source, "IDLE_EXIT_S", 600.0, 1.0),
-            log_level=_one_of("LOG_LEVEL", _text(source, "LOG_LEVEL", "info").lower(), ("debug", "info", "warning", "error")),
-            log_format=_one_of("LOG_FORMAT", _text(source, "LOG_FORMAT", "auto").lower(), ("auto", "text", "json")),
-        )
+        variables = os.environ if env is None else env
+        file = Path(variables.get(CONFIG_VARIABLE) or CONFIG_FILE)
+        given = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
+        sources = [
+            _Source(lambda name: f"--{name}", given, "Correct the option."),
+            _Source(lambda name: f"{PREFIX}{name.upper()}", _Environment(_model(), variables)(), "Correct the variable, or unset it."),
+            _Source(lambda name: f"`{name}` in {file}", _read_file(file, is_required=CONFIG_VARIABLE in variables), f"Correct the line in {file}."),
+        ]
+        values = _home_directories(variables)
+        for source in reversed(sources):
+            values |= source.values
+        try:
+            parsed = _model()(**values)
+        except ValidationError as error:
+            _refuse(error, sources)
+        settings = cls(**{each.name: getattr(parsed, each.name) for each in fields(cls)})
+        if settings.isolation_default not in settings.isolation_allowed:
+            allowed = ", ".join(settings.isolation_allowed) or "which is empty"
+            raise _error("isolation_default", settings.isolation_default, _NotAllowedError(f"one of SANDLOT_ISOLATION_ALLOWED ({allowed})"), sources)
+        return settings
 
 
-def _bad(name: str, value: str, allowed: str) -> InvalidRequestError:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Values of one source.
+
+    Args:
+        describe: Function that returns what a field is called in this source.
+        hint: Remedy for an invalid value.
+    """
+
+    describe: Callable[[str], str]
+    values: Mapping[str, Any]
+    hint: str
+
+
+class _Environment(EnvSettingsSource):
+    """Variables of an environment. A variable that is empty counts as unset."""
+
+    def __init__(self, model: type[BaseSettings], env: Mapping[str, str]) -> None:
+        self._env = env
+        super().__init__(model)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value.strip() for name, value in self._env.items() if name.startswith(PREFIX) and value.strip()}
+
+
+class _Model(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", validate_default=False)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read only the values that are passed: :meth:`Settings.load` must know the source of each value for its errors."""
+        return (init_settings,)
+
+
+@cache
+def _model() -> type[_Model]:
+    """Return a model that has the fields of :class:`Settings` and parses their values."""
+    hints = get_type_hints(Settings, include_extras=True)
+    definitions: dict[str, Any] = {each.name: (hints[each.name], each.default) for each in fields(Settings)}
+    return create_model("SettingsModel", __base__=_Model, **definitions)
+
+
+def _read_file(file: Path, *, is_required: bool) -> Mapping[str, Any]:
+    try:
+        if not file.exists() and not is_required:
+            return {}
+        file.open("rb").close()
+        return TomlConfigSettingsSource(_model(), file)()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequestError(
+            f"The file of settings {file} cannot be read: {reason}.",
+            hint="Correct the file, or set SANDLOT_CONFIG to another file.",
+            fields={"file": str(file)},
+        ) from None
+
+
+def _home_directories(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the default directories of a user who is not root."""
+    if os.geteuid() == 0:
+        return {}
+    home = Path(env.get("HOME") or "/nonexistent")
+    return {"data_dir": home / ".local/share/sandlot", "cache_dir": home / ".cache/sandlot"}
+
+
+def _refuse(error: ValidationError, sources: list[_Source]) -> Never:
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    cause = first.get("ctx", {}).get("error")
+    if not isinstance(cause, _NotAllowedError):
+        message = f"{next(source for source in sources if name in source.values).describe(name)} is not a setting."
+        raise InvalidRequestError(
+            message, hint="Remove the key, or correct its name; docs/node.md lists all settings.", fields={"setting": name}
+        ) from None
+    raise _error(name, first["input"], cause, sources) from None
+
+
+def _error(name: str, value: object, cause: _NotAllowedError, sources: list[_Source]) -> InvalidRequestError:
+    source = next((source for source in sources if name in source.values), sources[1])
+    shown = cause.shown or repr(value)[:_MAX_SHOWN]
     return InvalidRequestError(
-        f"SANDLOT_{name} is {value!r}; it must be {allowed}.", hint="Correct it or unset it.", fields={"setting": f"SANDLOT_{name}"}
+        f"{source.describe(name)} is {shown}; it must be {cause.allowed}.", hint=source.hint, fields={"setting": source.describe(name)}
     )
 
 
-def _text(env: Mapping[str, str], name: str, default: str) -> str:
-    return env.get(f"SANDLOT_{name}", "").strip() or default
-
-
-def _isolation(name: str, value: str) -> str:
-    """Return the name of an isolation: one that every service knows, or an installed driver's.
-
-    Raises:
-        InvalidRequestError: There is no such isolation.
-    """
-    return value if value in ISOLATIONS else _one_of(name, value, tuple(dict.fromkeys((*ISOLATIONS, *driver_names()))))
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise _bad(name, value, f"one of {', '.join(allowed)}")
-    return value
-
-
-def _whole(env: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = _text(env, name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):  # noqa: PLR2004 - int() of more is slow
-        raise _bad(name, text, f"a whole number from {low} to {high}")
-    return int(text)
-
-
-def _whole_or_none(env: Mapping[str, str], name: str, high: int) -> int | None:
-    return _whole(env, name, 0, 0, high) if _text(env, name, "") else None
-
-
-def _number(env: Mapping[str, str], name: str, default: float, low: float, high: float = math.inf) -> float:
-    text = _text(env, name, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and low <= value <= high):
-        raise _bad(name, text, f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}")
-    return value
-
-
-def _networks(env: Mapping[str, str], name: str) -> tuple[AddressRange, ...]:
-    found = []
-    for text in filter(None, map(str.strip, _text(env, name, "").split(","))):
-        try:
-            found.append(ip_network(text))
-        except ValueError:
-            raise _bad(name, text[:64], "networks such as 10.1.2.0/24 or fd00::/8, separated by commas; no bit is set behind the mask") from None
-    return tuple(found)
-
-
-def _pools(env: Mapping[str, str], name: str) -> tuple[PoolConfig, ...]:
-    text = _text(env, name, "")
-    try:
-        return parse_pools(text, builtin()) if text else DEFAULT_POOLS
-    except InvalidRequestError as error:
-        raise _bad(name, text[:200], f"TEMPLATE=WARM[:MAX][+PREPARED], separated by commas, or none. {error}") from None
-
-
-def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
-    path = Path(_text(env, name, str(default)))
-    if not path.is_absolute():
-        raise _bad(name, str(path), "an absolute path")
-    return path
-
-
-def _postgresql(env: Mapping[str, str], name: str) -> str | None:
-    url = _text(env, name, "")
-    if url and not url.startswith(("postgresql://", "postgres://")):
-        scheme, mark, _ = url.partition("://")  # no more of it is shown: it may hold a password
-        raise _bad(name, f"{scheme[:20]}{mark}..." if mark else "...", "postgresql://USER:PASSWORD@HOST/DATABASE")
-    return url or None
-
-
-def _home(env: Mapping[str, str]) -> Path:
-    return Path(env.get("HOME") or "/nonexistent")
+def _spelled(size: int) -> str:
+    unit, bytes_ = next(((unit, bytes_) for unit, bytes_ in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB)) if size >= bytes_), ("bytes", 1))
+    return f"{size // bytes_} {unit}"

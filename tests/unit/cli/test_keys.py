@@ -59,7 +59,7 @@ class Command:
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Without a service."""
-    for name in [name for name in os.environ if name.startswith("SANDLOT_")]:
+    for name in [name for name in os.environ if name.startswith("SANDLOT_") and name != "SANDLOT_CONFIG"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
     return Command(capsys)

@@ -7,29 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import GIB, KIB, MIB
 from sandlot.sdk import requests
-
-
-def test_sizes(subtests: pytest.Subtests) -> None:
-    for text, size in (
-        (5, 5),
-        ("6", 6),
-        ("512M", 512 * MIB),
-        ("512 MiB", 512 * MIB),
-        ("1.5g", 3 * GIB // 2),
-        ("2GB", 2 * GIB),
-        ("7k", 7 * KIB),
-        (" 1T ", 1024 * GIB),
-    ):
-        with subtests.test(text=text, size=size):
-            assert requests.parse_size(text) == size
-
-
-def test_what_is_no_size_is_refused(subtests: pytest.Subtests) -> None:
-    for text in ("", "M", "1X", "-1M", "1 2M", "1e3"):
-        with subtests.test(text=text), pytest.raises(InvalidRequestError, match="size"):
-            requests.parse_size(text)
 
 
 def test_what_is_not_given_is_not_sent() -> None:

@@ -1,7 +1,9 @@
-"""Settings: a default for everything, and a clear word about a value that makes no sense."""
+"""Settings: their sources, their priority, and errors that name the source."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -22,8 +24,16 @@ from sandlot.server.settings import Settings
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Path of the default file of settings, which does not exist."""
+    file = tmp_path / "sandlot.toml"
+    monkeypatch.setattr(settings_module, "CONFIG_FILE", file)
+    return file
+
+
 def test_an_empty_environment_gives_the_defaults() -> None:
-    assert Settings.from_env({}) == Settings()
+    assert Settings.load({}) == Settings()
     assert Settings().socket == Path("/var/lib/sandlot/sandlot.sock")
 
 
@@ -59,7 +69,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "events_keep_s": ("61", 61),
     "events_keep": ("101", 101),
     "sandboxes_keep_s": ("62.5", 62.5),
-    "keep_resting_s": ("63", 63),
+    "suspended_keep_s": ("63", 63),
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
     "webhooks_allow": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
@@ -72,31 +82,92 @@ VALUES: Mapping[str, tuple[str, Any]] = {
 
 def test_every_setting_has_a_variable_of_its_name() -> None:
     env = {f"SANDLOT_{name.upper()}": text for name, (text, _) in VALUES.items()}
-    assert Settings.from_env(env) == Settings(**{name: value for name, (_, value) in VALUES.items()})
+    assert Settings.load(env) == Settings(**{name: value for name, (_, value) in VALUES.items()})
     assert set(VALUES) == {field.name for field in fields(Settings)}
 
 
 def test_the_database_is_a_file_of_the_data_directory_unless_it_is_said() -> None:
-    assert Settings.from_env({"SANDLOT_DATA_DIR": "/d"}).database == Path("/d/sandlot.db")
-    assert Settings.from_env({"SANDLOT_DATABASE_URL": "postgres://h/d"}).database == "postgres://h/d"
+    assert Settings.load({"SANDLOT_DATA_DIR": "/d"}).database == Path("/d/sandlot.db")
+    assert Settings.load({"SANDLOT_DATABASE_URL": "postgres://h/d"}).database == "postgres://h/d"
 
 
-def test_a_password_of_the_database_is_shown_nowhere() -> None:
-    assert "hush" not in repr(Settings.from_env({"SANDLOT_DATABASE_URL": "postgresql://u:hush@h/d"}))
+def test_a_password_of_the_database_is_shown_nowhere(config_file: Path) -> None:
+    assert "hush" not in repr(Settings.load({"SANDLOT_DATABASE_URL": "postgresql://u:hush@h/d"}))
     for url in ("mysql://u:hush@h/d", "hush", "/hush.db"):
         with pytest.raises(InvalidRequestError, match="SANDLOT_DATABASE_URL") as refused:
-            Settings.from_env({"SANDLOT_DATABASE_URL": url})
+            Settings.load({"SANDLOT_DATABASE_URL": url})
+        assert "hush" not in str(refused.value)
+        config_file.write_text(f'database_url = "{url}"')
+        with pytest.raises(InvalidRequestError, match="`database_url`") as refused:
+            Settings.load({})
         assert "hush" not in str(refused.value)
 
 
 def test_the_docs_have_every_setting() -> None:
     documented = set(re.findall(r"^\| `(SANDLOT_\w+)` \|", (ROOT / "docs/node.md").read_text(), re.MULTILINE))
-    assert documented == {f"SANDLOT_{field.name.upper()}" for field in fields(Settings)}
+    assert documented == {"SANDLOT_CONFIG", *(f"SANDLOT_{field.name.upper()}" for field in fields(Settings))}
 
 
-def test_the_command_line_goes_over_the_environment() -> None:
-    settings = Settings.from_env({"SANDLOT_HOST": "a", "SANDLOT_PORT": "1"}, host="b", port=0)
-    assert (settings.host, settings.port) == ("b", 0)
+def test_options_come_before_variables_and_variables_before_the_file(config_file: Path) -> None:
+    config_file.write_text('host = "file"\nport = 1\nmax_creates = 3\nmax_sandboxes = 5\n')
+    settings = Settings.load({"SANDLOT_HOST": "variable", "SANDLOT_PORT": "2", "SANDLOT_MAX_CREATES": "4"}, host="option", port=0)
+    assert (settings.host, settings.port, settings.max_creates, settings.max_sandboxes) == ("option", 0, 4, 5)
+
+
+def test_file_has_the_types_of_toml_and_the_texts_of_variables(config_file: Path) -> None:
+    config_file.write_text("".join(f"{name} = {json.dumps(text)}\n" for name, (text, _) in VALUES.items()))
+    assert Settings.load({}) == Settings(**{name: value for name, (_, value) in VALUES.items()})
+    config_file.write_text(
+        'webhooks_allow = ["10.0.0.0/8"]\nisolation_allowed = ["container", "gvisor"]\npools = ["base=1"]\nmemory_ratio = 2\nbuffer_bytes = 67108864'
+    )
+    settings = Settings.load({})
+    assert (settings.webhooks_allow, settings.isolation_allowed) == ((ip_network("10.0.0.0/8"),), ("container", "gvisor"))
+    assert ([str(pool.spec.template.name) for pool in settings.pools], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
+
+
+def test_sandlot_config_names_another_file_which_must_exist(config_file: Path, tmp_path: Path) -> None:
+    config_file.write_text("port = 1\n")
+    other = tmp_path / "other.toml"
+    with pytest.raises(InvalidRequestError, match=f"{other} cannot be read: No such file") as refused:
+        Settings.load({"SANDLOT_CONFIG": str(other)})
+    assert "SANDLOT_CONFIG" in refused.value.hint
+    other.write_text("max_creates = 9\n")
+    assert Settings.load({"SANDLOT_CONFIG": str(other)}) == Settings(max_creates=9)
+    assert Settings.load({"SANDLOT_CONFIG": os.devnull}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        ("prot = 1", "`prot` in FILE is not a setting."),
+        ("[server]\nport = 1", "`server` in FILE is not a setting."),
+        ("SANDLOT_PORT = 1", "`SANDLOT_PORT` in FILE is not a setting."),
+        ("port = 65536", "`port` in FILE is 65536; it must be a whole number from 0 to 65535."),
+        ("port = true", "`port` in FILE is True; it must be a whole number from 0 to 65535."),
+        ('log_level = "loud"', "`log_level` in FILE is 'loud'; it must be one of debug, info, warning, error."),
+        ("upload_max_bytes = 1", "`upload_max_bytes` in FILE is 1; it must be a size from 1 MiB to 1 TiB"),
+        ("webhooks_allow = [1]", "`webhooks_allow` in FILE is [1]; it must be networks such as"),
+        (f"idle_exit_s = {400 * '9'}", "`idle_exit_s` in FILE is 9999"),
+        ('isolation_default = "container"', "`isolation_default` in FILE is 'container'; it must be one of SANDLOT_ISOLATION_ALLOWED (gvisor)."),
+        ("port = \n", "The file of settings FILE cannot be read: Invalid value (at line 1"),
+    ],
+)
+def test_error_of_the_file_names_the_file_the_key_and_the_allowed_values(config_file: Path, content: str, message: str) -> None:
+    config_file.write_text(content)
+    with pytest.raises(InvalidRequestError) as refused:
+        Settings.load({})
+    assert refused.value.message.startswith(message.replace("FILE", str(config_file)))
+    assert refused.value.hint
+
+
+def test_sizes_can_have_units() -> None:
+    settings = Settings.load({"SANDLOT_BUFFER_BYTES": "1G", "SANDLOT_MEMORY_RESERVE_BYTES": "1.5 GiB", "SANDLOT_SUSPEND_RESERVE": "0"})
+    assert (settings.buffer_bytes, settings.memory_reserve_bytes, settings.suspend_reserve) == (1 << 30, 3 << 29, 0)
+
+
+def test_wrong_option_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="--port is 65536; it must be a whole number from 0 to 65535"):
+        Settings.load({"SANDLOT_PORT": "1"}, port=65536)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +184,7 @@ def test_the_command_line_goes_over_the_environment() -> None:
         ("MEMORY_RATIO", "0"),
         ("DISK_RATIO", "all"),
         ("PIDS_RATIO", "inf"),
-        ("MEMORY_RESERVE_BYTES", "1G"),
+        ("MEMORY_RESERVE_BYTES", "1X"),
         ("UPLOAD_MAX_BYTES", "1"),
         ("EXECUTIONS_KEEP_S", "59"),
         ("SANDBOXES_KEEP_S", "1e12"),
@@ -131,12 +202,12 @@ def test_the_command_line_goes_over_the_environment() -> None:
 )
 def test_a_value_that_makes_no_sense_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        Settings.from_env({f"SANDLOT_{name}": value})
+        Settings.load({f"SANDLOT_{name}": value})
     assert "SANDLOT_ISOLATION" in refused.value.message or f"SANDLOT_{name}" in refused.value.message
     assert refused.value.hint
 
 
 def test_isolation_of_an_installed_driver_may_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "driver_names", lambda: ("gvisor", "container", "acme"))
-    settings = Settings.from_env({"SANDLOT_ISOLATION_ALLOWED": "gvisor,acme", "SANDLOT_ISOLATION_DEFAULT": "acme"})
+    settings = Settings.load({"SANDLOT_ISOLATION_ALLOWED": "gvisor,acme", "SANDLOT_ISOLATION_DEFAULT": "acme"})
     assert (settings.isolation_allowed, settings.isolation_default) == (("gvisor", "acme"), "acme")

@@ -144,10 +144,12 @@ def _settings(env: Mapping[str, str]) -> tuple[Settings, Finding]:
     if os.geteuid() != 0:  # whoever cannot start a service looks at what root's would use
         env = {"SANDLOT_DATA_DIR": str(SYSTEM_DATA_DIR), "SANDLOT_CACHE_DIR": str(SYSTEM_CACHE_DIR), **env}
     try:
-        settings = Settings.from_env(env)
+        settings = Settings.load(env)
     except SandlotError as error:
         defaults = {name: env[name] for name in ("SANDLOT_DATA_DIR", "SANDLOT_CACHE_DIR") if Path(env.get(name, "-")).is_absolute()}
-        return Settings.from_env(defaults), Finding("settings", ok=False, detail=error.message, fix=error.hint, group="machine")
+        return Settings.load({**defaults, "SANDLOT_CONFIG": os.devnull}), Finding(
+            "settings", ok=False, detail=error.message, fix=error.hint, group="machine"
+        )
     facts = {"data_dir": str(settings.data_dir), "cache_dir": str(settings.cache_dir)}
     detail = f"isolation {settings.isolation_default}, allowed: {', '.join(settings.isolation_allowed)}"
     return settings, Finding("settings", ok=True, detail=detail, group="machine", facts=facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 
+from sandlot.model.sizes import parse_size
 from sandlot.sdk import requests
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.converter import structure, structure_list
@@ -31,7 +32,7 @@ class AsyncVolumes:
             LimitError: The quota is used up.
             UnavailableError: The node has no disk space for the volume now.
         """
-        body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
+        body = requests.omit_none(name=name, size_bytes=None if size is None else parse_size(size))
         return structure(VolumeInfo, await self._transport.request("POST", "/v1/volumes", body=body))
 
     async def list(self) -> builtins.list[VolumeInfo]:

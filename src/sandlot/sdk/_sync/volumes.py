@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 
+from sandlot.model.sizes import parse_size
 from sandlot.sdk import requests
 from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.converter import structure, structure_list
@@ -32,7 +33,7 @@ class Volumes:
             LimitError: The quota is used up.
             UnavailableError: The node has no disk space for the volume now.
         """
-        body = requests.omit_none(name=name, size_bytes=None if size is None else requests.parse_size(size))
+        body = requests.omit_none(name=name, size_bytes=None if size is None else parse_size(size))
         return structure(VolumeInfo, self._transport.request("POST", "/v1/volumes", body=body))
 
     def list(self) -> builtins.list[VolumeInfo]:
