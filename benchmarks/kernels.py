@@ -131,7 +131,7 @@ async def measure(rounds: Rounds, count: int, folder: Path, template: str) -> No
     bare = folder / "bare/sock"
     async with (
         server((sys.executable, "-P", "-m", "sandlot.server", "--local"), folder / "sandlot.sock", env),
-        server((sys.executable, "-P", "-m", "sandlot.cli.bench.bare", str(bare), str(bare.parent)), bare, env),
+        server((sys.executable, "-P", "-m", "sandlot.cli.bench.bare_http", str(bare), str(bare.parent)), bare, env),
         httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(bare)), base_url="http://x") as http,
         AsyncClient(data_dir=folder, autostart=False) as client,
     ):

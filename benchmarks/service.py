@@ -279,7 +279,7 @@ async def measure(rounds: Rounds, count: int, folder: Path) -> None:
     }
     service = Process((sys.executable, "-P", "-m", "sandlot.server", "--local"), folder / "sandlot.sock", env)
     (folder / "bare").mkdir()
-    argv = (sys.executable, "-P", "-m", "sandlot.cli.bench.bare", str(folder / "bare/sock"), str(folder / "bare"))
+    argv = (sys.executable, "-P", "-m", "sandlot.cli.bench.bare_http", str(folder / "bare/sock"), str(folder / "bare"))
     bare = Process(argv, folder / "bare/sock", env)
     await service.start()
     await bare.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandlot.cli.bench.figures import KINDS
+from sandlot.cli.bench.report import KINDS
 from tests.meta.tree import ROOT
 
 SPECIFICATION = (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")

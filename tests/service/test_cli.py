@@ -22,7 +22,7 @@ from subprocess import PIPE
 import pytest
 
 from sandlot import Sandbox
-from sandlot.cli.demo.analyst import png_size
+from sandlot.cli.demo.scripted_agent import png_size
 from sandlot.cli.main import dispatch
 from sandlot.model.ids import SANDBOX_ID
 from tests.support.environ import clean_environ

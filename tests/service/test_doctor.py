@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.cli.doctor import checkup
+from sandlot.cli.doctor import checks
 from sandlot.host import disk_images
 from sandlot.host.cgroups import detect_layout, group_names
 from tests.meta.tree import ROOT
@@ -182,8 +182,8 @@ def test_runtime_that_hangs_is_ended_and_reported(data_dir: Path, tmp_path: Path
     (tmp_path / "runsc").write_text(HANGING_RUNTIME, encoding="utf-8")
     (tmp_path / "runsc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(checkup, "DRIVER_DEADLINE_S", 2.0)
-    report = checkup.examine(environment(data_dir))
+    monkeypatch.setattr(checks, "DRIVER_DEADLINE_S", 2.0)
+    report = checks.examine(environment(data_dir))
     assert not report.able
     gvisor = next(finding for finding in report.findings if finding.name == "gvisor")
     assert "no result within 2 s" in gvisor.detail

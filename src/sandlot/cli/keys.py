@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sandlot.cli.arguments import InJson, parse_when
+from sandlot.cli.options import InJson, parse_when
 from sandlot.cli.output import as_json, note, size, table
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.arguments import InJson, SandboxId, asking
+from sandlot.cli.options import InJson, SandboxId, asking
 from sandlot.cli.output import as_json, size, table
 
 

@@ -20,17 +20,33 @@ from typing import Any
 
 import typer
 
-from sandlot.cli import keys, limits, pools, run, sandboxes, service
-from sandlot.cli.bench import bench
-from sandlot.cli.demo import demo
-from sandlot.cli.doctor import doctor
-from sandlot.cli.fs import commands, copy
+from sandlot.cli import (
+    contexts,
+    copy,
+    file_store,
+    forks,
+    fs,
+    history,
+    keys,
+    lifecycle,
+    limits,
+    packages,
+    pools,
+    processes,
+    programs,
+    run,
+    sandboxes,
+    service,
+    snapshots,
+    tunnels,
+    volumes,
+    webhooks,
+)
+from sandlot.cli.bench import command as bench
+from sandlot.cli.demo import command as demo
+from sandlot.cli.doctor import command as doctor
 from sandlot.cli.output import visible
-from sandlot.cli.processes import commands as processes
-from sandlot.cli.processes import forward, install, once
-from sandlot.cli.records import filestore, history, webhooks
-from sandlot.cli.repl import contexts, repl
-from sandlot.cli.saved import forks, resting, snapshots, volumes
+from sandlot.cli.repl import session
 
 OURS = 125
 """What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
@@ -51,29 +67,29 @@ app.command("set-timeout")(sandboxes.set_timeout)
 app.command("usage")(limits.usage)
 app.command("limit")(limits.limit)
 app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
-app.command("repl")(repl.repl)
+app.command("repl")(session.repl)
 app.add_typer(contexts.contexts, name="contexts")
-app.command("install")(install.install)
-app.command("execute")(once.execute)
+app.command("install")(packages.install)
+app.command("execute")(programs.execute)
 app.command("shell")(processes.shell)
 app.command("ps")(processes.ps)
 app.command("ports")(processes.ports)
-app.command("forward")(forward.forward)
+app.command("forward")(tunnels.forward)
 app.command("logs")(processes.logs)
 app.command("kill")(processes.kill)
 app.command("cp")(copy.cp)
-app.add_typer(commands.fs, name="fs")
+app.add_typer(fs.fs, name="fs")
 app.command("rm")(sandboxes.rm)
-app.command("pause")(resting.pause)
-app.command("resume")(resting.resume)
-app.command("hibernate")(resting.hibernate)
-app.command("wake")(resting.wake)
+app.command("pause")(lifecycle.pause)
+app.command("resume")(lifecycle.resume)
+app.command("hibernate")(lifecycle.hibernate)
+app.command("wake")(lifecycle.wake)
 app.add_typer(snapshots.snapshots, name="snapshot")
 app.add_typer(volumes.volumes, name="volume")
 app.command("fork")(forks.fork)
 app.command("tree")(forks.tree)
 app.command("promote")(forks.promote)
-app.add_typer(filestore.files, name="files")
+app.add_typer(file_store.files, name="files")
 app.command("executions")(history.executions)
 app.command("events")(history.events)
 app.add_typer(webhooks.webhooks, name="webhooks")

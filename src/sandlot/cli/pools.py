@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.arguments import InJson, Metadata, TemplateName, asking
+from sandlot.cli.options import InJson, Metadata, TemplateName, asking
 from sandlot.cli.output import as_json, note, pairs, size, table
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.arguments import SandboxId, TemplateName, live_ids
+from sandlot.cli.options import SandboxId, TemplateName, live_ids
 from sandlot.cli.output import pairs
-from sandlot.cli.repl.repl import RESULTS, Cells
+from sandlot.cli.repl.session import RESULTS, Cells
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
@@ -176,7 +176,7 @@ async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: f
 
 
 async def _run_cell(sandbox_id: str, code: str | None, cells: Cells) -> int:
-    from sandlot.cli.repl.repl import piped, run_cell
+    from sandlot.cli.repl.session import piped, run_cell
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     text = await piped() if code is None else code

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.arguments import InJson, Metadata, SandboxId, TemplateName, asking, live_ids, snapshot_names
+from sandlot.cli.options import InJson, Metadata, SandboxId, TemplateName, asking, live_ids, snapshot_names
 from sandlot.cli.output import age, as_json, note, pairs, size, table
-from sandlot.cli.saved.volumes import mounts
+from sandlot.cli.volumes import mounts
 
 if TYPE_CHECKING:
     from sandlot.sdk import SandboxInfo

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.arguments import InJson
+from sandlot.cli.options import InJson
 from sandlot.cli.output import as_json, note, size, table
 
 DEFAULT_HOST = "127.0.0.1"

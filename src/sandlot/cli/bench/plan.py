@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from sandlot.cli.bench import idling, making, resting, warm
-from sandlot.cli.bench.figures import KINDS, Samples
-from sandlot.cli.bench.rig import CannotError, Rig, grown
+from sandlot.cli.bench import calls, create, idle, suspend
+from sandlot.cli.bench.harness import CannotError, Rig, grown
+from sandlot.cli.bench.report import KINDS, Samples
 from sandlot.model.errors import SandlotError
 
 ROW_PATIENCE_S = 900.0
@@ -25,7 +25,7 @@ class Step:
 
     Args:
         work: Fills the samples of its rows.
-        keys: Of :data:`~sandlot.cli.bench.figures.KINDS`.
+        keys: Of :data:`~sandlot.cli.bench.report.KINDS`.
         alone: Whether the sandboxes that the run keeps are put away first.
     """
 
@@ -35,30 +35,30 @@ class Step:
 
 
 STEPS = (
-    Step(warm.noop, ("noop",)),
-    Step(warm.stat, ("stat",)),
-    Step(warm.run_code, ("run_code",)),
-    Step(warm.command, ("command",)),
-    Step(warm.kernel_new, ("kernel_new",)),
-    Step(resting.pause_resume, ("pause_resume",)),
-    Step(warm.moved, ("upload_mb_s", "download_mb_s")),
-    Step(idling.idle_mib, ("idle_mib_base", "idle_mib_code"), alone=True),
-    Step(idling.idle_cpu, ("idle_cpu_pct",)),
-    Step(warm.install_pandas, ("install_pandas",)),
-    Step(making.claim_run_code, ("claim_run_code",)),
-    Step(making.claim_command, ("claim_command",)),
-    Step(making.tti_sequential, ("tti_sequential",)),
-    Step(making.tti_staggered, ("tti_staggered",)),
-    Step(making.tti_burst, ("tti_burst",)),
-    Step(making.restore_base, ("restore_base",)),
-    Step(making.restore_code, ("restore_code",)),
-    Step(making.create_cold, ("create_cold",)),
-    Step(making.creates_per_s, ("creates_per_s",)),
-    Step(resting.snapshot, ("snapshot",)),
-    Step(resting.fork_1, ("fork_1",)),
-    Step(resting.fork_parent_stop, ("fork_parent_stop",)),
-    Step(resting.hibernate, ("hibernate", "wake")),
-    Step(resting.fork_10, ("fork_10",)),
+    Step(calls.noop, ("noop",)),
+    Step(calls.stat, ("stat",)),
+    Step(calls.run_code, ("run_code",)),
+    Step(calls.command, ("command",)),
+    Step(calls.kernel_new, ("kernel_new",)),
+    Step(suspend.pause_resume, ("pause_resume",)),
+    Step(calls.moved, ("upload_mb_s", "download_mb_s")),
+    Step(idle.idle_mib, ("idle_mib_base", "idle_mib_code"), alone=True),
+    Step(idle.idle_cpu, ("idle_cpu_pct",)),
+    Step(calls.install_pandas, ("install_pandas",)),
+    Step(create.claim_run_code, ("claim_run_code",)),
+    Step(create.claim_command, ("claim_command",)),
+    Step(create.tti_sequential, ("tti_sequential",)),
+    Step(create.tti_staggered, ("tti_staggered",)),
+    Step(create.tti_burst, ("tti_burst",)),
+    Step(create.restore_base, ("restore_base",)),
+    Step(create.restore_code, ("restore_code",)),
+    Step(create.create_cold, ("create_cold",)),
+    Step(create.creates_per_s, ("creates_per_s",)),
+    Step(suspend.snapshot, ("snapshot",)),
+    Step(suspend.fork_1, ("fork_1",)),
+    Step(suspend.fork_parent_stop, ("fork_parent_stop",)),
+    Step(suspend.hibernate, ("hibernate", "wake")),
+    Step(suspend.fork_10, ("fork_10",)),
 )
 """In the order in which they are done."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from sandlot.cli.bench.rig import CannotError, Rig
+from sandlot.cli.bench.harness import CannotError, Rig
 from sandlot.model.errors import SandlotError
 from sandlot.model.specs import Limits
 from sandlot.sdk import PoolInfo

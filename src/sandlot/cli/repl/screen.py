@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sandlot.cli.output import Legible, note
 from sandlot.cli.passthrough import emit, write_all
-from sandlot.cli.repl import showing
+from sandlot.cli.repl import render
 from sandlot.sdk import CodeEvent, ExceptionInfo, Execution, Output, Result
 
 WHY: Mapping[str, str] = {
@@ -43,10 +43,10 @@ class Screen:
         if isinstance(event, Output):
             await self._output(event)
         elif isinstance(event, Result):
-            files = await asyncio.to_thread(showing.save, event, self._folder)
-            await self._write(1, showing.shown(event, files, width=self._widths[1]))
+            files = await asyncio.to_thread(render.save, event, self._folder)
+            await self._write(1, render.shown(event, files, width=self._widths[1]))
         elif isinstance(event, ExceptionInfo):
-            await self._write(2, showing.failure(event, width=self._widths[2]))
+            await self._write(2, render.failure(event, width=self._widths[2]))
         elif isinstance(event, Execution):
             await self._end(event)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sandlot.cli.bench import plan
-from sandlot.cli.bench.figures import KINDS
-from sandlot.cli.bench.rig import CannotError, Rig
+from sandlot.cli.bench.harness import CannotError, Rig
+from sandlot.cli.bench.report import KINDS
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, UnsupportedError
 
 if TYPE_CHECKING:
-    from sandlot.cli.bench.natives import Natives
+    from sandlot.cli.bench.baselines import Natives
     from sandlot.sdk import AsyncClient
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from sandlot.cli.repl.repl import Cells, Running
+from sandlot.cli.repl.session import Cells, Running
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import Execution
 

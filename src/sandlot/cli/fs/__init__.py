@@ -1,1 +1,0 @@
-"""Files of sandboxes on the command line: ``sandlot cp`` and ``sandlot fs``."""

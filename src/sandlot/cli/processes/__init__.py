@@ -1,1 +1,0 @@
-"""Processes of a sandbox from the terminal: a shell, a list, their output, their end."""

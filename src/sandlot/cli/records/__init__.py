@@ -1,1 +1,0 @@
-"""What a service keeps: its file store, what happened, and what ran."""
