@@ -54,7 +54,7 @@ def folder() -> Iterator[Path]:
 
 
 def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from sandlot.sdk import Client; print(Client().version()['pid'])"
+    code = "from sandlot.sdk import Client; print(Client().service.version().pid)"
     env = clean_environ() | {"SANDLOT_DATA_DIR": str(folder / "new")}
     clients = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) for _ in range(3)]
     told = [client.communicate() for client in clients]
