@@ -1,11 +1,10 @@
-"""What a run wrote, put together from its events. Sans-I/O: events in, pieces for the callbacks out.
+"""Transcript of a run: joins the events of a stream into a result, and yields pieces for callbacks. Pure.
 
-Laws:
-- Bytes are cut anywhere on their way; a callback still gets whole characters, because each stream has its own decoder.
-- The first and the last MiB of a stream are kept, like the service does for one who does not stream; what is left out is counted.
-- Every byte is counted by its offset, and every event that is no output by its number, so that a reader that comes back continues where it
-  was and knows what it missed.
-- Results are what a notebook would show in the end: an update stands where its display stood, and what was cleared is gone.
+Invariants:
+- Callbacks get whole characters, wherever the bytes were cut: each stream has its own decoder.
+- The first and the last MiB of each stream are kept, as in a result of the service; the bytes between are counted.
+- Bytes are counted by offset and other events by number, so that a reader that returns continues where it was and knows what it missed.
+- Results are those that a notebook shows in the end: an update replaces its display, and cleared results are removed.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from sandlot.sdk.models.processes import CommandResult, Output, Stream
 from sandlot.sdk.sse import Event
 
 Piece: TypeAlias = Output | Result | ExceptionInfo | ExecutionStarted | OutputCleared
-"""What an event comes to for who reads along."""
+"""Content of an event for callbacks and readers."""
 
 
-class Reading:
-    """One stream: what is kept of it, where it stands, and its decoder."""
+class StreamOutput:
+    """Output of one stream: kept text, current offset and decoder."""
 
     __slots__ = ("_capture", "_decoder", "offset")
 
@@ -42,41 +41,41 @@ class Reading:
         self._capture.add(data)
 
     def skip(self, count: int) -> None:
-        """These bytes went by unread."""
+        """Count bytes that were not received."""
         self.offset += count
         self._capture.skip(count)
 
     def decode(self, data: bytes, *, final: bool = False) -> str:
-        """The whole characters of the next bytes."""
+        """Return the characters that the next bytes complete."""
         return self._decoder.decode(data, final)
 
     def text(self) -> str:
-        """What is kept, as text, with a line where bytes are left out."""
+        """Return the kept text, with a line in place of bytes that are left out."""
         return self._capture.text()
 
     @property
     def omitted(self) -> int:
-        """How many bytes are left out."""
+        """Number of bytes that are left out."""
         return self._capture.omitted
 
 
 @dataclass(slots=True)
 class Transcript:
-    """Everything that came of one process or cell so far."""
+    """Events of one process or run of code so far."""
 
     id: str = ""
     pid: int | None = None
-    stdout: Reading = field(default_factory=Reading)
-    stderr: Reading = field(default_factory=Reading)
+    stdout: StreamOutput = field(default_factory=StreamOutput)
+    stderr: StreamOutput = field(default_factory=StreamOutput)
     results: list[Result] = field(default_factory=list)
     error: ExceptionInfo | None = None
     end: dict[str, Any] | None = None
     events: int = 0
-    """Of a cell, that are no output: where a reader that comes back goes on."""
+    """Number of events of code without those of output; a reader that returns continues after them."""
     _clearing: bool = False
 
     def feed(self, event: Event) -> Piece | None:
-        """Take in the next event; what a callback or a reader wants of it, if anything."""
+        """Add the next event. Return its content for callbacks and readers; None if it has none."""
         data = event.data
         match event.name:
             case "output":
@@ -85,7 +84,7 @@ class Transcript:
                 return self._lost(data)
             case "display" | "error" | "clear":
                 self.events += 1
-                return self._told(event.name, data)
+                return self._content(event.name, data)
             case "accepted" | "started":
                 self.id = str(data.get("id") or self.id)
                 self.pid = data.get("pid")
@@ -95,10 +94,10 @@ class Transcript:
             case "exit":
                 self.end = data
             case _:
-                pass  # a newer service's
+                pass  # an event of a newer service
         return None
 
-    def _told(self, name: str, data: dict[str, Any]) -> Result | ExceptionInfo | OutputCleared:
+    def _content(self, name: str, data: dict[str, Any]) -> Result | ExceptionInfo | OutputCleared:
         if name == "error":
             self.error = structure(ExceptionInfo, data)
             return self.error
@@ -120,26 +119,26 @@ class Transcript:
         return result
 
     def over(self) -> bool:
-        """Whether its end has come."""
+        """Return True after the last event."""
         return self.end is not None
 
-    def stream(self, stream: Stream) -> Reading:
-        """One of the two streams."""
+    def stream(self, stream: Stream) -> StreamOutput:
+        """Return the output of one stream."""
         return self.stdout if stream == "stdout" else self.stderr
 
     def remainders(self) -> Iterator[tuple[Stream, str]]:
-        """What the decoders still hold once the run has ended: characters that were never completed."""
+        """Yield characters that are still incomplete at the end of the run."""
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
         for stream in streams:
             if text := self.stream(stream).decode(b"", final=True):
                 yield stream, text
 
     def command_result(self) -> CommandResult | None:
-        """The result, once there is one."""
+        """Return the result; None before the last event."""
         return None if self.end is None else replace(structure(CommandResult, self.end), **self._collected())
 
     def execution(self) -> Execution | None:
-        """The result, once there is one."""
+        """Return the result; None before the last event."""
         if self.end is None:
             return None
         return replace(structure(Execution, self.end), **self._collected(), results=tuple(self.results), error=self.error)
@@ -160,7 +159,7 @@ class Transcript:
         if missed > 0:
             reading.skip(missed)
         elif missed < 0:
-            content = content[-missed:]  # read before
+            content = content[-missed:]  # received before
         reading.add(content)
         return Output(stream, content, max(0, missed)) if content or missed > 0 else None
 

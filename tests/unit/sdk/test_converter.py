@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from sandlot import sdk
-from sandlot.model.errors import ErrorCode, InternalError, NotFoundError
-from sandlot.model.faults import Fault
-from sandlot.model.specs import OnTimeout
+from sandlot.sdk import (
+    BatchItem,
+    CapacityInfo,
+    ChangedFile,
+    CommandResult,
+    Context,
+    CurrentKey,
+    DriverInfo,
+    ErrorCode,
+    EventInfo,
+    ExceptionInfo,
+    Execution,
+    ExecutionInfo,
+    ExecutionStatus,
+    Fault,
+    FileEntry,
+    ForkTree,
+    ForkTreeNode,
+    InternalError,
+    KeyInfo,
+    ListeningPort,
+    LogEntry,
+    Mount,
+    NewKey,
+    NotFoundError,
+    OnTimeout,
+    PoolInfo,
+    ProcessInfo,
+    ProgramResult,
+    QuotaUsage,
+    Result,
+    SandboxInfo,
+    SandboxState,
+    ServiceStopResult,
+    SnapshotInfo,
+    StoredFile,
+    TemplateInfo,
+    TemplateSnapshot,
+    Usage,
+    VersionInfo,
+    VolumeInfo,
+    WatcherInfo,
+    WebhookInfo,
+)
 from sandlot.sdk.converter import RENAMED, structure, structure_list
-from sandlot.sdk.models.code import Execution
-from sandlot.sdk.models.executions import ExecutionStatus, LogEntry
-from sandlot.sdk.models.files import FileEntry
-from sandlot.sdk.models.processes import CommandResult, ProcessInfo
-from sandlot.sdk.models.programs import BatchItem
-from sandlot.sdk.models.sandboxes import SandboxInfo, SandboxState
 
 AT = "2026-01-01T00:00:00Z"
 BARE = {"id": "x", "state": "running"}
@@ -109,3 +148,53 @@ def test_faults_of_results_and_ended_sandboxes() -> None:
     assert structure(CommandResult, {"exit_code": 1, "fault": "of the future"}).fault == "of the future"
     ended = structure(SandboxInfo, {**BARE, "exit": {"reason": "crashed", "detail": "", "fault": "lost"}})
     assert (ended.exit_reason, ended.fault) == ("crashed", Fault.LOST)
+
+
+SCHEMAS: Mapping[type, str] = {
+    CapacityInfo: "CapacityResponse",
+    ChangedFile: "ChangedFileResponse",
+    CommandResult: "CommandResultResponse",
+    Context: "ContextResponse",
+    CurrentKey: "CurrentKeyResponse",
+    DriverInfo: "DriverResponse",
+    EventInfo: "EventResponse",
+    ExceptionInfo: "CodeErrorResponse",
+    Execution: "CodeResultResponse",
+    ExecutionInfo: "ExecutionResponse",
+    FileEntry: "FileEntryResponse",
+    ForkTree: "ForkTreeResponse",
+    ForkTreeNode: "ForkTreeNodeResponse",
+    KeyInfo: "KeyResponse",
+    ListeningPort: "PortResponse",
+    LogEntry: "LogEntryResponse",
+    Mount: "VolumeMountResponse",
+    NewKey: "NewKeyResponse",
+    PoolInfo: "PoolResponse",
+    ProcessInfo: "ProcessResponse",
+    ProgramResult: "ProgramResultResponse",
+    QuotaUsage: "QuotaUsageResponse",
+    Result: "DisplayResponse",
+    ServiceStopResult: "ServiceStopResponse",
+    SnapshotInfo: "SnapshotResponse",
+    StoredFile: "StoredFileResponse",
+    TemplateInfo: "TemplateResponse",
+    TemplateSnapshot: "TemplateSnapshotResponse",
+    Usage: "UsageResponse",
+    VersionInfo: "VersionResponse",
+    VolumeInfo: "VolumeResponse",
+    WatcherInfo: "WatcherResponse",
+    WebhookInfo: "NewWebhookResponse",
+}
+"""Value -> schema of the API. `SandboxInfo` and `FileEvent` have fields that the converter derives."""
+
+
+def test_every_field_of_a_value_is_a_field_of_its_schema(subtests: pytest.Subtests) -> None:
+    schemas = json.loads(Path("docs/openapi.json").read_text())["components"]["schemas"]
+    for cls, name in SCHEMAS.items():
+        with subtests.test(cls=cls):
+            properties = schemas[name]["properties"]
+            sent = {field: RENAMED.get(cls, {}).get(field.name, field.name) for field in fields(cls)}
+            assert set(sent.values()) <= properties.keys()
+            types = get_type_hints(cls)
+            nullable = {field.name for field, key in sent.items() if {"type": "null"} in properties[key].get("anyOf", [])}
+            assert {field for field in nullable if NoneType not in get_args(types[field])} == set(), "the service may send null"
