@@ -123,6 +123,11 @@ class Exit:
         """Fault class of the end."""
         return EXIT_FAULTS[self.reason]
 
+    @property
+    def call_fault(self) -> Fault:
+        """Fault class of calls to the ended sandbox, and of calls that the end interrupted."""
+        return self.fault or Fault.REQUEST
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

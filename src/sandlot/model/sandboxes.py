@@ -15,7 +15,6 @@ from typing import Final
 
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
-from sandlot.model.faults import Fault
 from sandlot.model.ids import SANDBOX_ID, SandboxId, node_of
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import Exit, Usage
@@ -135,7 +134,7 @@ def ended_error(sandbox: SandboxId, end: Exit | None) -> SandboxEndedError:
         f"Sandbox {sandbox} has ended ({reason or 'for an unknown reason'}{f': {detail}' if detail else ''}).",
         hint="Create a new sandbox. The files of the ended sandbox are removed.",
         fields={"sandbox": sandbox, "reason": reason, "detail": detail},
-        fault=None if end is None else end.fault or Fault.REQUEST,
+        fault=None if end is None else end.call_fault,
     )
 
 

@@ -370,7 +370,10 @@ class OciInstance:
     async def _ended_error(self) -> SandboxEndedError:
         end = await self.wait()
         return SandboxEndedError(
-            f"The sandbox has ended ({end.reason}).", code=ErrorCode.SANDBOX_ENDED, fields={"reason": end.reason.value, "detail": end.detail}
+            f"The sandbox has ended ({end.reason}).",
+            code=ErrorCode.SANDBOX_ENDED,
+            fields={"reason": end.reason.value, "detail": end.detail},
+            fault=end.call_fault,
         )
 
 
