@@ -384,7 +384,7 @@ class Store(Client):
 
     def _listed(self) -> list[dict[str, Any]]:
         page = self.ask("GET", "/v1/files", params={"limit": 100}).json()
-        expect(page["total"], len(page["files"]))
+        expect(page["next_cursor"], None)
         files: list[dict[str, Any]] = page["files"]
         return files
 

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from typing import Final, Generic, Self, TypeVar
 
@@ -77,23 +77,26 @@ class HistoryService:
         return Page(found[:limit], more=len(found) > limit)
 
     async def latest_events(
-        self, principal: Principal, *, kinds: Collection[str], limit: int, sandbox: SandboxId | None = None
-    ) -> Sequence[EventRecord]:
+        self, principal: Principal, *, limit: int, kinds: Collection[str] | None = None, sandbox: SandboxId | None = None, before: int | None = None
+    ) -> Page[EventRecord]:
         """Return the latest events, newest first.
 
         Args:
             principal: Reader of the events.
-            kinds: Return only events of these types.
             limit: Largest number of events.
+            kinds: Return only events of these types. None: all types.
             sandbox: Return only events of this sandbox.
+            before: Return only events with a smaller sequence number, such as that of the last event of the previous page.
         """
         found: list[EventRecord] = []
-        end, width = await self._events.last_sequence(), 4 * limit
-        while end > 0 and len(found) < limit:
+        end, width = await self._events.last_sequence(), min(4 * limit, MAX_WINDOW)
+        if before is not None:
+            end = min(end, before - 1)
+        while end > 0 and len(found) <= limit:
             page = await self._events.page(principal, sandbox=sandbox, after=max(0, end - width), limit=width)
-            found += [record for record in reversed(page) if record.sequence <= end and record.event.type in kinds]
+            found += [record for record in reversed(page) if record.sequence <= end and (kinds is None or record.event.type in kinds)]
             end, width = end - width, min(4 * width, MAX_WINDOW)
-        return found[:limit]
+        return Page(found[:limit], more=len(found) > limit)
 
     async def follow_events(self, principal: Principal, *, sandbox: SandboxId | None = None, after: int) -> Stream[EventRecord]:
         """Follow the events as they are committed.

@@ -219,7 +219,17 @@ class FileRepository(Protocol):
         """Return the record of a file; None if there is no record with this id."""
         ...
 
-    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+    async def page(self, *, owner: OwnerId | None, before: Position | None, limit: int) -> Sequence[FileRecord]:
+        """Return a page of records, ordered by ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the files; None: all owners.
+            before: Position of the last record of the previous page; None: the first page.
+            limit: Largest number of returned records.
+        """
+        ...
+
+    async def page_by_offset(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
         """Return a page of records, the newest first, and the number of all records of the owner, both read at the same moment.
 
         Args:

@@ -10,9 +10,10 @@ from sqlalchemy import insert as plain_insert
 
 from sandlot.model.access import OwnerId
 from sandlot.model.records import FileId, FileRecord
+from sandlot.model.repositories import Position
 from sandlot.store.engine import Database
 from sandlot.store.schema import files
-from sandlot.store.statements import filter_by
+from sandlot.store.statements import filter_by, is_before
 
 _COLUMNS = tuple(column.name for column in files.columns)
 
@@ -36,7 +37,20 @@ class SqlFileRepository:
         rows = await self._database.rows(select(files).where(files.c.id == file))
         return _record(rows[0]) if rows else None
 
-    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+    async def page(self, *, owner: OwnerId | None, before: Position | None, limit: int) -> Sequence[FileRecord]:
+        """Return a page of records in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the files. None: all owners.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
+        query = filter_by(select(files), files, owner=owner)
+        if before is not None:
+            query = query.where(is_before(files, before))
+        return [_record(row) for row in await self._database.rows(query.order_by(files.c.created_at.desc(), files.c.id.desc()).limit(limit))]
+
+    async def page_by_offset(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
         """Return a page of records, the newest first, and the number of records on all pages.
 
         The page and the number are read in one transaction.

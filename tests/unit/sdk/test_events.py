@@ -62,10 +62,13 @@ def test_a_service_that_does_not_come_back_is_given_up(service: Script, client: 
 
 def test_events_are_listed_newest_first_and_iterated_oldest_first(service: Script, client: Client) -> None:
     pages = [{"events": [happened(5)[1], happened(6)[1]], "next_cursor": "c"}, {"events": [happened(7)[1]], "next_cursor": None}]
-    service.say(*(Reply(200, page) for page in pages * 3))
+    newest = [{"events": [happened(7)[1], happened(6)[1]], "next_cursor": "6"}, {"events": [happened(5)[1]], "next_cursor": None}]
+    service.say(*(Reply(200, page) for page in (*pages, *newest, newest[0])))
     assert [event.sequence for event in client.events.iter(after=4)] == [5, 6, 7]
     assert [event.sequence for event in client.events.list(sandbox="sb")] == [7, 6, 5]
     assert [event.sequence for event in client.events.list(limit=2)] == [7, 6]
+    orders = ["order=desc" in seen.query for seen in service.seen]
+    assert orders == [False, False, True, True, True]
 
 
 def test_a_refusal_is_no_cut(service: Script, client: Client) -> None:

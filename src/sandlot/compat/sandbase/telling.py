@@ -21,7 +21,7 @@ router = APIRouter()
 async def list_events(query: Annotated[EventsQuery, Query()], request: Request) -> Response:
     """What happened to sandboxes, newest first."""
     found = await get_node(request).history.latest_events(get_principal(request), kinds=webhook_payload.TYPES, limit=query.limit)
-    return e2b_json_response([webhook_payload.event(record) for record in found])
+    return e2b_json_response([webhook_payload.event(record) for record in found.items])
 
 
 @router.get("/events/sandboxes/{sandbox}")
@@ -30,7 +30,7 @@ async def list_events_of(sandbox: str, query: Annotated[EventsQuery, Query()], r
     node, principal = get_node(request), get_principal(request)
     known = await find_sandbox(node, principal, sandbox)
     found = await node.history.latest_events(principal, kinds=webhook_payload.TYPES, limit=query.limit, sandbox=known.id)
-    return e2b_json_response([webhook_payload.event(record) for record in found])
+    return e2b_json_response([webhook_payload.event(record) for record in found.items])
 
 
 @router.post("/events/webhooks")

@@ -29,9 +29,9 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, Not
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED, Entry, check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
-from sandlot.model.repositories import Blobs, FileRepository
+from sandlot.model.repositories import Blobs, FileRepository, Position
 from sandlot.model.specs import User, check_path
-from sandlot.model.streams import Stream
+from sandlot.model.streams import Page, Stream
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
 
@@ -170,6 +170,17 @@ class FileStore:
             )
         return found
 
+    async def page(self, principal: Principal, *, before: Position | None = None, limit: int = 50) -> Page[FileRecord]:
+        """Return a page of the files that a caller may see, newest first.
+
+        Args:
+            principal: Caller; operators see the files of all owners.
+            before: Position of the last file of the previous page.
+            limit: Maximum number of files to return.
+        """
+        found = await self._records.page(owner=None if principal.operator else principal.owner, before=before, limit=limit + 1)
+        return Page(found[:limit], more=len(found) > limit)
+
     async def list(self, principal: Principal, *, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
         """Return a page of the files that a caller may see, newest first, and the total number of these files.
 
@@ -178,7 +189,7 @@ class FileStore:
             offset: Number of files to skip.
             limit: Maximum number of files to return.
         """
-        return await self._records.page(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
+        return await self._records.page_by_offset(owner=None if principal.operator else principal.owner, offset=offset, limit=limit)
 
     async def read(self, principal: Principal, id_: str) -> Stream[bytes]:
         """Return a stream of the content of a file.

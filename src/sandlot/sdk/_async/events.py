@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from collections import deque
 from collections.abc import AsyncIterator
 
 from sandlot.model.errors import UnavailableError
@@ -31,10 +30,8 @@ class AsyncEvents:
             sandbox: Only events of this sandbox, by its id.
             limit: Maximum number of events. Default: all that the service keeps.
         """
-        newest: deque[EventInfo] = deque(maxlen=limit)
-        async for event in self.iter(sandbox=sandbox):
-            newest.appendleft(event)
-        return [*newest]
+        params = requests.omit_none(order="desc", sandbox=sandbox)
+        return await backend.collected(self._transport.paginate("/v1/events", "events", EventInfo, params=params, limit=limit))
 
     def iter(self, *, after: int = 0, sandbox: str | None = None, limit: int | None = None) -> AsyncIterator[EventInfo]:
         """Iterate over events, oldest first, and read them page by page.

@@ -18,7 +18,6 @@ from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.file_store import StoredFile
 from sandlot.sdk.models.files import FileEntry
-from sandlot.sdk.requests import PAGE_SIZE
 from sandlot.sdk.transfer.download import PartialFile
 from sandlot.sdk.transfer.upload import TransferProgress, plan_upload
 
@@ -72,17 +71,9 @@ class AsyncFileStore:
         """
         return await backend.collected(self.iter(limit=limit))
 
-    async def iter(self, *, limit: int | None = None) -> AsyncIterator[StoredFile]:
+    def iter(self, *, limit: int | None = None) -> AsyncIterator[StoredFile]:
         """Iterate over stored files, newest first, and read them page by page. Arguments as in :meth:`list`."""
-        offset = 0
-        while limit is None or offset < limit:
-            wanted = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - offset)
-            page = structure_list(StoredFile, await self._transport.request("GET", "/v1/files", params={"limit": wanted, "offset": offset}), "files")
-            for file in page:
-                yield file
-            offset += len(page)
-            if len(page) < wanted:
-                return
+        return self._transport.paginate("/v1/files", "files", StoredFile, limit=limit)
 
     async def get(self, file: str) -> StoredFile:
         """Get name, type, size and digest of a stored file by its id.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
@@ -52,22 +52,27 @@ class EventResponse(ResponseModel):
 
 
 class EventsResponse(ResponseModel):
-    """A page of events, oldest first."""
+    """A page of events."""
 
     events: list[EventResponse]
-    next_cursor: str | None = Field(description="For the next page; null where there is nothing more yet.")
-    last: int = Field(description="The number of the last one on this page, or what was asked for as 'after': go on from it.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null if there are no more events.")
+    last: int = Field(description="Largest sequence number of the page, or `after` if the page is empty. Later events follow it.")
 
 
 class EventsQuery(QueryModel):
-    """Which events to list, or to follow."""
+    """Events to list or to follow."""
 
     after: int | None = Field(
-        default=None, ge=0, lt=2**62, description="Those with a larger number. Left out: a list begins with the oldest, a stream with what comes."
+        default=None,
+        ge=0,
+        lt=2**62,
+        description="Only events with a larger sequence number. Without it, a list begins with the oldest event, and a stream with the next one. "
+        "Not with order=desc.",
     )
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=100, ge=1, le=1000, description="Events on one page, at most.")
-    sandbox: Text | None = Field(default=None, description="Those of this sandbox only.")
+    order: Literal["asc", "desc"] = Field(default="asc", description="'asc': oldest first. 'desc': newest first, for lists only.")
+    cursor: Text | None = Field(default=None, description="The next_cursor of the previous page, which had the same order.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Largest number of events.")
+    sandbox: Text | None = Field(default=None, description="Only events of this sandbox, by its id.")
 
 
 SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_TYPES, EventResponse), "failure": Problem}
@@ -79,16 +84,32 @@ _MAX_DIGITS = 18
 
 @router.get(
     "/events",
-    responses=documented_response(EventsResponse, "A page of them; with 'Accept: text/event-stream' as they happen.", events=SANDBOX_EVENTS),
+    responses=documented_response(
+        EventsResponse, "A page of events; with 'Accept: text/event-stream' a stream of new events.", events=SANDBOX_EVENTS
+    ),
 )
 async def list_events(
     query: Annotated[EventsQuery, Query()],
     request: Request,
     last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
 ) -> Response:
-    """List what happened, oldest first, or follow what happens: your own; for an operator everybody's."""
+    """List or follow the events of your objects; with an operator's key, of all objects."""
     principal, history = get_principal(request), get_node(request).history
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
+    if query.order == "desc":
+        if query.after is not None or streaming.accepts_events(request):
+            raise InvalidRequestError(
+                "`order=desc` cannot be combined with `after` or with a stream.", hint="Omit `order`.", fields={"field": "order"}
+            )
+        before = None if query.cursor is None else _number(query.cursor, "cursor")
+        latest = await history.latest_events(principal, sandbox=sandbox, before=before, limit=query.limit)
+        return json_response(
+            EventsResponse(
+                events=[EventResponse.of(record) for record in latest.items],
+                next_cursor=str(latest.items[-1].sequence) if latest.more else None,
+                last=latest.items[0].sequence if latest.items else 0,
+            )
+        )
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streaming.accepts_events(request):
         asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
@@ -111,5 +132,9 @@ async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterato
 
 def _number(text: str, field: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise InvalidRequestError(f"{field} is not the number of an event.", hint="Use the one that an event came with.", fields={"field": field})
+        raise InvalidRequestError(
+            f"`{field}` {text[:64]!r} is not the sequence number of an event.",
+            hint="Pass `next_cursor` of the previous page, or the `sequence` of an event.",
+            fields={"field": field},
+        )
     return int(text)

@@ -12,10 +12,11 @@ from pydantic import Field
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
+from sandlot.model.repositories import Position
 from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
-from sandlot.web import multipart
+from sandlot.web import multipart, pagination
 from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
@@ -58,16 +59,14 @@ class StoredFilesResponse(ResponseModel):
     """A page of files, newest first."""
 
     files: list[StoredFileResponse]
-    total: int = Field(description="How many there are on all pages, as of the same moment.")
-    limit: int
-    offset: int
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class StoredFilesQuery(QueryModel):
-    """Which files to list."""
+    """Page of the list of files."""
 
-    limit: int = Field(default=50, ge=1, le=1000, description="Files on one page, at most.")
-    offset: int = Field(default=0, ge=0, le=2**31, description="Files to skip.")
+    cursor: Text | None = Field(default=None, description="The next_cursor of the previous page.")
+    limit: int = Field(default=50, ge=1, le=1000, description="Largest number of files.")
 
 
 class ImportFilesRequest(RequestModel):
@@ -126,10 +125,9 @@ async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -
 @router.get("/v1/files", responses=documented_response(StoredFilesResponse, "A page of them, newest first."))
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List the files of the file store: your own; for an operator everybody's."""
-    page, total = await get_node(request).file_store.list(get_principal(request), offset=query.offset, limit=query.limit)
-    return json_response(
-        StoredFilesResponse(files=[StoredFileResponse.of(record) for record in page], total=total, limit=query.limit, offset=query.offset)
-    )
+    page = await get_node(request).file_store.page(get_principal(request), before=pagination.decode_cursor(query.cursor), limit=query.limit)
+    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return json_response(StoredFilesResponse(files=[StoredFileResponse.of(record) for record in page.items], next_cursor=following))
 
 
 @router.get("/v1/files/{file}", responses=documented_response(StoredFileResponse, "It."))

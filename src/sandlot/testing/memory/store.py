@@ -458,14 +458,24 @@ class MemoryFileRepository:
         """Return the record of a file; None if there is no record with this id."""
         return await self._session.read("files.get", lambda database: database.files.get(file))
 
-    async def page(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
+    async def page(self, *, owner: OwnerId | None, before: Position | None, limit: int) -> Sequence[FileRecord]:
+        """Return at most ``limit`` files before the position ``before``, newest first. If ``owner`` is None, return those of all owners."""
+
+        def work(database: MemoryDatabase) -> Sequence[FileRecord]:
+            position = None if before is None else (before.at, before.id)
+            found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
+            return [file for file in found if position is None or (file.created_at, file.id) < position][:limit]
+
+        return await self._session.read("files.page", work)
+
+    async def page_by_offset(self, *, owner: OwnerId | None, offset: int, limit: int) -> tuple[Sequence[FileRecord], int]:
         """Return at most ``limit`` files of the owner, newest first, and the number of all files. If ``owner`` is None, include all owners."""
 
         def work(database: MemoryDatabase) -> tuple[Sequence[FileRecord], int]:
             found = _sorted(file for file in database.files.values() if owner in {None, file.owner})[::-1]
             return found[offset : offset + limit], len(found)
 
-        return await self._session.read("files.page", work)
+        return await self._session.read("files.page_by_offset", work)
 
     async def remove(self, file: FileId) -> bool:
         """Remove the record of one file. Return False if there is no record with this id."""

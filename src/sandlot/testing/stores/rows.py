@@ -226,10 +226,22 @@ class RowsSuite:
             await store.files.add(record)
         newest = sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
         own = [record for record in newest if record.owner == ALICE]
-        assert await store.files.page(owner=ALICE, offset=0, limit=4) == (own[:4], 6)
-        assert await store.files.page(owner=ALICE, offset=4, limit=4) == (own[4:], 6)
-        assert await store.files.page(owner=ALICE, offset=99, limit=4) == ([], 6)
-        assert await store.files.page(owner=None, offset=0, limit=99) == (newest, 7)
+        assert await store.files.page_by_offset(owner=ALICE, offset=0, limit=4) == (own[:4], 6)
+        assert await store.files.page_by_offset(owner=ALICE, offset=4, limit=4) == (own[4:], 6)
+        assert await store.files.page_by_offset(owner=ALICE, offset=99, limit=4) == ([], 6)
+        assert await store.files.page_by_offset(owner=None, offset=0, limit=99) == (newest, 7)
+
+    async def test_files_are_paged_by_position(self, store: Store) -> None:
+        records = [file(at // 2, owner=BOB if at == 4 else ALICE) for at in range(7)]
+        for record in records:
+            await store.files.add(record)
+        newest = sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
+        own = [record for record in newest if record.owner == ALICE]
+        for index, record in enumerate(own):
+            page = await store.files.page(owner=ALICE, before=Position(record.created_at, record.id), limit=2)
+            assert list(page) == own[index + 1 : index + 3]
+        assert list(await store.files.page(owner=ALICE, before=None, limit=2)) == own[:2]
+        assert list(await store.files.page(owner=None, before=None, limit=99)) == newest
 
     # -- executions -------------------------------------------------------------------------------------------------
     async def test_execution_is_read_as_it_was_saved(self, store: Store) -> None:

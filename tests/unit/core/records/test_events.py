@@ -80,11 +80,19 @@ async def test_latest_events_are_found_among_many_of_other_owners(at: Bench) -> 
     await feed.publish(happened(ALICE), happened(ALICE, "sandbox.ended", BOX))
     await feed.publish(*(happened(BOB) for _ in range(60)), happened(ALICE, "snapshot.created"), happened(ALICE, "sandbox.ended"))
     kinds = {"sandbox.created", "sandbox.ended"}
-    assert [record.sequence for record in await at.node.history.latest_events(ALICE, kinds=kinds, limit=2)] == [64, 2]
-    assert [record.sequence for record in await at.node.history.latest_events(ALICE, kinds=kinds, limit=9)] == [64, 2, 1]
-    assert [record.sequence for record in await at.node.history.latest_events(ALICE, kinds=kinds, limit=9, sandbox=BOX)] == [2]
-    assert len(await at.node.history.latest_events(OPERATOR, kinds=kinds, limit=50)) == 50
-    assert await at.node.history.latest_events(Principal(OwnerId("c" * 12), "c"), kinds=kinds, limit=5) == []
+
+    async def latest(principal: Principal, **filters: Any) -> tuple[list[int], bool]:  # noqa: ANN401
+        page = await at.node.history.latest_events(principal, **filters)
+        return [record.sequence for record in page.items], page.more
+
+    assert await latest(ALICE, kinds=kinds, limit=2) == ([64, 2], True)
+    assert await latest(ALICE, kinds=kinds, limit=3) == ([64, 2, 1], False)
+    assert await latest(ALICE, kinds=kinds, limit=9, sandbox=BOX) == ([2], False)
+    assert await latest(ALICE, limit=2) == ([64, 63], True)
+    assert await latest(ALICE, limit=2, before=63) == ([2, 1], False)
+    assert await latest(ALICE, limit=2, before=1) == ([], False)
+    assert await latest(OPERATOR, limit=3, before=1000) == ([64, 63, 62], True)
+    assert await latest(Principal(OwnerId("c" * 12), "c"), kinds=kinds, limit=5) == ([], False)
 
 
 async def test_closed_stream_ends_its_waiting_follower(at: Bench) -> None:

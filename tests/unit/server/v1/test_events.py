@@ -53,6 +53,28 @@ async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench,
     problem(await http.get("/v1/events", headers={**EVENTS, "Last-Event-ID": "x"}), 400, "invalid_request")
 
 
+async def test_events_are_listed_newest_first(at: Bench, http: httpx.AsyncClient) -> None:
+    sandboxes = [await at.sandbox() for _ in range(3)]
+    for sandbox in sandboxes[:2]:
+        await at.sandboxes.kill(OPERATOR, sandbox.id)
+    found: list[int] = []
+    cursor = ""
+    for size in (2, 2, 1):
+        page = (await http.get(f"/v1/events?order=desc&limit=2{cursor}")).json()
+        assert len(page["events"]) == size
+        assert page["last"] == page["events"][0]["sequence"]
+        found += [event["sequence"] for event in page["events"]]
+        cursor = f"&cursor={page['next_cursor']}"
+    assert (found, cursor) == ([5, 4, 3, 2, 1], "&cursor=None")
+    one = (await http.get("/v1/events", params={"order": "desc", "sandbox": sandboxes[0].id})).json()
+    assert [event["sequence"] for event in one["events"]] == [4, 1]
+    none = (await http.get("/v1/events", params={"order": "desc", "cursor": "1"})).json()
+    assert none == {"events": [], "next_cursor": None, "last": 0}
+    for wrong in ({"order": "down"}, {"order": "desc", "after": "1"}, {"order": "desc", "cursor": "x"}):
+        problem(await http.get("/v1/events", params=wrong), 400, "invalid_request")
+    problem(await http.get("/v1/events", params={"order": "desc"}, headers=EVENTS), 400, "invalid_request")
+
+
 async def test_whoever_follows_is_told_that_the_service_stops(at: Bench) -> None:
     told: list[str] = []
     async with client(at.service) as http, http.stream("GET", "/v1/events", headers=EVENTS) as response:

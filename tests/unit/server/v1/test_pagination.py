@@ -1,0 +1,29 @@
+"""Lists with pages: one rule for invalid cursors."""
+
+from __future__ import annotations
+
+import base64
+
+import httpx
+import pytest
+
+from sandlot.server.app import create_routes
+from sandlot.server.openapi import document
+
+INVALID = ("", "x", "eA==", "-1", "٣", *(base64.b64encode(text).decode() for text in (b"2026-01-01T00:00:00~x", b"soon~x")))
+PATHS = sorted(
+    path
+    for path, operations in document(create_routes().routes)["paths"].items()
+    if any(parameter.get("name") == "cursor" for parameter in operations.get("get", {}).get("parameters", ()))
+)
+
+
+def test_every_list_with_a_next_cursor_is_here() -> None:
+    assert PATHS == ["/v1/events", "/v1/executions", "/v1/files", "/v1/keys", "/v1/sandboxes", "/v1/snapshots"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_invalid_cursor_is_a_bad_request(http: httpx.AsyncClient, path: str) -> None:
+    for cursor in INVALID:
+        answer = await http.get(path, params={"cursor": cursor})
+        assert (answer.status_code, answer.json()["code"], answer.json()["fields"]) == (400, "invalid_request", {"field": "cursor"}), answer.text
