@@ -33,7 +33,7 @@ VENDOR_KEY: Final = "sandlot.api"
 TEMPLATE_KEY: Final = "sandlot.api.template"
 """Label whose value is the template as the client named it."""
 SESSION: Final = "session"
-"""Value of the label ``sandlot.purpose`` of a sandbox that a vendor's client knows as a session."""
+"""Value of the label ``PURPOSE_KEY`` of a sandbox that a vendor's client knows as a session."""
 
 CREATE_KEYS: Final = "Create API keys on the server: sandlot keys create --name NAME."
 """Hint for the vendors' calls that create keys."""

@@ -27,7 +27,7 @@ from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MAX_CODE_BYTES, WORKSPACE, ProcessSpec
 
 VENDOR: Final = "agentsandbox"
-"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+"""Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 CLIENT_TIMEOUT_S: Final = 120.0
 """Time after which the vendor's client stops waiting (``agentsandbox/_constants.py``)."""
 MIN_RUN_S: Final = 1.0

@@ -25,7 +25,7 @@ from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, San
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
 VENDOR: Final = "sandboxapi"
-"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+"""Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 LANGUAGE_KEY: Final = "sandlot.language"
 """Label whose value is the language of a session."""
 
