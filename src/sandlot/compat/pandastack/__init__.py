@@ -1,4 +1,4 @@
-"""PandaStack. ``COVERAGE.md`` lists every call."""
+"""PandaStack: sandboxes, forks, commands, code sessions, files, snapshots and volumes. ``COVERAGE.md`` lists every call."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/howto/move-from-pandastack.md of Sandlot says which of PandaStack's calls there are.",
+    help="docs/howto/move-from-pandastack.md of Sandlot lists the supported calls of PandaStack.",
 )

@@ -1,23 +1,22 @@
-"""Failures as PandaStack tells them: ``{"error": "<sentence>"}`` and a status, by which its client chooses what to raise.
+"""Errors of the PandaStack API: ``{"error": "<sentence>"}`` and a status, by which the vendor's client chooses what to raise.
 
-Laws (``client.py`` and ``sandbox.py`` of its client):
-- 401 is a bad key, 404 what there is not, any other 4xx a bad request, 5xx a details of the server.
-- A 5xx whose text has the word "timeout" or "deadline exceeded" is a command that took too long, so nothing else has them; and one of a few
-  words of Go's network library is tried again for twenty seconds, so nothing has these.
-- A 503 with ``Retry-After`` and a 507 to a request that makes sandboxes are sent again: both are told only where nothing was made.
+Invariants (``client.py`` and ``sandbox.py`` of the client):
+- 401 is a bad key, 404 a missing object, any other 4xx a bad request, 5xx a failure of the server.
+- The client takes a 5xx whose text contains "timeout" or "deadline exceeded" for a command that exceeded its timeout, and repeats a request for 20
+  seconds if the text contains some phrases of Go's network library. No other error contains these phrases.
+- The client repeats a request that creates sandboxes after 503 with ``Retry-After`` and after 507. Both are returned only if nothing was created.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
-
-SERVERS = 500
 
 TABLE = error_table(
     invalid=ErrorTableEntry(400, "invalid_request"),
@@ -35,7 +34,7 @@ TABLE = error_table(
     others={},
 )
 
-_MEANT_OTHERWISE: Mapping[str, str] = MappingProxyType(
+_SYNONYMS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "connection refused": "connection not accepted",
         "no route to host": "host not reached",
@@ -43,17 +42,17 @@ _MEANT_OTHERWISE: Mapping[str, str] = MappingProxyType(
         "timeout": "time limit",
     }
 )
-"""Words of its client's -> the same for everybody else."""
-_WORDS = re.compile("|".join(_MEANT_OTHERWISE), re.IGNORECASE)
+"""Phrase on which the client acts -> phrase with the same meaning on which it does not."""
+_PHRASES = re.compile("|".join(_SYNONYMS), re.IGNORECASE)
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What its client reads, and what helps whoever asks the operator. Pure."""
-    return {"error": said(details.message, details.entry, details.code), "code": details.entry.code, "request_id": details.request_id}
+    """Return the error body. The client reads only ``error``; the rest helps the operator. Pure."""
+    return {"error": safe_message(details), "code": details.entry.code, "request_id": details.request_id}
 
 
-def said(message: str, kind: ErrorTableEntry, code: ErrorCode) -> str:
-    """A message in words that mean to the client what they mean."""
-    if kind.status < SERVERS or code is ErrorCode.TIMEOUT:
-        return message
-    return _WORDS.sub(lambda found: _MEANT_OTHERWISE[found[0].lower()], message)
+def safe_message(details: VendorErrorDetails) -> str:
+    """Return the message of an error, without phrases that would make the client act as for another error. Pure."""
+    if details.entry.status < HTTPStatus.INTERNAL_SERVER_ERROR or details.code is ErrorCode.TIMEOUT:
+        return details.message
+    return _PHRASES.sub(lambda found: _SYNONYMS[found[0].lower()], details.message)

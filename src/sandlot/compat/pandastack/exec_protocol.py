@@ -1,9 +1,9 @@
-"""Command lines and code, as PandaStack's clients give them, and what is told of them. Pure.
+"""Commands and code of the PandaStack API: how they are run, their results, and the events of their streams. Pure.
 
-Laws:
-- Commands are root's, in ``/workspace``: the vendor's are root's, and its programs install, mount and write wherever they like.
-- A command line has no bound below that of code: what execve(2) does not take goes by a file.
-- What a stream says is ASCII, and each of its events has one line.
+Invariants:
+- Commands run as root in ``/workspace``, as with the vendor: its programs install, mount and write everywhere.
+- A command line can be as long as code. If it exceeds the argument limit of execve(2), it is run from a file.
+- Streams are ASCII, and each event has one line of data.
 """
 
 from __future__ import annotations
@@ -15,103 +15,106 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
-from sandlot.compat.pandastack.schemas import ExecAnswer, RunAnswer
+from sandlot.compat.pandastack.schemas import CodeResponse, ExecResponse
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, TimeoutExceededError
 from sandlot.model.executions import CodeResult, CommandResult, Display
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, ProcessSpec, User, check_text
 
 DEFAULT_EXEC_S = 28.0
-"""Of a command that says none: its client waits 30 s for an answer, whatever the command was given (``client.py``)."""
+"""Default timeout of a command: the client waits 30 s for the response, whatever the timeout of the command (``client.py``)."""
 DEFAULT_STREAM_S = 890.0
-"""The same where output is streamed: there its client waits 900 s."""
-LEAST_S = 1.0
-"""Of either, where waking the sandbox has taken all of it."""
+"""Default timeout of a streamed command: the client waits 900 s."""
+MIN_TIMEOUT_S: Final = 1.0
+"""Timeout of a command whose default timeout was used up by waking the sandbox."""
 
 PROGRAMS = "/run/code"
-"""Written by root inside, and on nobody's way."""
+"""Directory of command files: written by root, outside all directories that callers use."""
 
-_KILLED: Mapping[str, str] = MappingProxyType(
+_KILL_NOTES: Mapping[str, str] = MappingProxyType(
     {
-        "oom": "Sandlot: this command was killed because the sandbox's memory was used up.",
+        "oom": "Sandlot: this command was killed because the memory of the sandbox was used up.",
         "pids": "Sandlot: this command was killed because the sandbox had too many processes.",
     }
 )
-_DEAD: Mapping[str, str] = MappingProxyType(
+_INTERPRETER_ERRORS: Mapping[str, str] = MappingProxyType(
     {
         "aborted": "This code was not run: the session's interpreter was interrupted or restarted before its turn.",
         "oom": "The interpreter was killed because it took too much memory. Its variables are gone; files stay.",
     }
 )
-_DIED = "The interpreter ended. Its variables are gone; files stay, and the next call starts a new one."
-_SIGKILLED = 137
-"""As a shell says it."""
+_INTERPRETER_ENDED: Final = "The interpreter ended. Its variables are gone; files stay, and the next call starts a new one."
+_EXIT_KILLED: Final = 137
+"""Exit code of a program that SIGKILL ended, as a shell reports it."""
 
-_RUNS: Mapping[str, str] = MappingProxyType(
+_FILE_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "sh": ". {path}",
         "bash": "exec bash -c '. {path}'",
         "python3": 'exec python3 -c \'exec(compile(open("{path}", encoding="utf-8").read(), "<string>", "exec"))\'',
     }
 )
-"""What runs the content of a file as if it had been its one word."""
+"""Program -> shell command that runs the content of a file as if it had been the argument of the program's ``-c``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line, and how it gets inside.
+    """A command line and how it is run.
 
     Args:
-        argv: What is run.
-        file: Where something has to be written first; None is nowhere.
-        content: That.
-        timeout_s: Of the command.
-        said: What the log calls it.
+        argv: Program and arguments.
+        file: Path of a file that has to be written first. None: no file is needed.
+        content: Content of the file.
+        timeout_s: Timeout of the command.
+        logged_argv: Program and arguments in the execution log.
     """
 
     argv: tuple[str, ...]
     file: str | None
     content: bytes
     timeout_s: float
-    said: tuple[str, ...]
+    logged_argv: tuple[str, ...]
 
     def spec(self) -> ProcessSpec:
-        """The process."""
+        """Return the process of the command."""
         return ProcessSpec(argv=self.argv, user=User.ROOT, timeout_s=self.timeout_s)
 
 
-def command(cmd: str, timeout_s: float, name: str) -> Command:
-    """How a command line is run: ``sh -c``, as the vendor does, and from a file where that has no room for it.
+def plan_command(cmd: str, timeout_s: float, name: str) -> Command:
+    """Return how a command line is run: by ``sh -c``, as the vendor does, or from a file if it exceeds the argument limit.
 
     Args:
-        cmd: It.
-        timeout_s: What it has.
-        name: Of the file, where there is one.
+        cmd: Command line.
+        timeout_s: Timeout of the command.
+        name: Name of the file, if one is needed.
 
     Raises:
-        InvalidRequestError: There is nothing to run, or the time is out of bounds.
-        LimitError: ``too_large``.
+        InvalidRequestError: The command line is empty.
+        LimitError: The command line is larger than code may be (code ``too_large``).
     """
     raw = check_text("cmd", cmd)
     if not raw.strip():
-        raise InvalidRequestError("cmd is empty.", hint="Give a command line to run.", fields={"field": "cmd"})
-    said = ("/bin/sh", "-c", cmd)
+        raise InvalidRequestError("`cmd` is empty.", hint="Pass a command line.", fields={"field": "cmd"})
+    argv = ("/bin/sh", "-c", cmd)
     if len(raw) <= MAX_ARG_BYTES:
-        return Command(said, None, b"", timeout_s, said)
+        return Command(argv, None, b"", timeout_s, argv)
     if len(raw) > MAX_CODE_BYTES:
         raise LimitError(
-            f"cmd has {len(raw)} bytes; at most {MAX_CODE_BYTES} are allowed.", code=ErrorCode.TOO_LARGE, hint="Write it to a file and run that."
+            f"`cmd` has {len(raw)} bytes; at most {MAX_CODE_BYTES} are allowed.",
+            code=ErrorCode.TOO_LARGE,
+            hint="Write the program to a file and run the file.",
         )
     path = f"{PROGRAMS}/{name}"
-    program, code = word_of(cmd)
-    runs = _RUNS[program].format(path=path)
-    return Command(("/bin/sh", "-c", runs), path, code.encode(), timeout_s, said)
+    program, code = parse_long_command(cmd)
+    file_command = _FILE_COMMANDS[program].format(path=path)
+    return Command(("/bin/sh", "-c", file_command), path, code.encode(), timeout_s, argv)
 
 
-def word_of(cmd: str) -> tuple[str, str]:
-    """What a long command line is given to, and what that is. Pure.
+def parse_long_command(cmd: str) -> tuple[str, str]:
+    """Return the program of a long command line, and the code for the program. Pure.
 
-    Its client's ``run_code`` puts all code into one word, which no execve(2) takes: so that word is it. Anything else is the shell's.
+    The client's ``run_code`` quotes all code as one argument of ``python3 -c`` or ``bash -c``. Any other command line is code for the shell.
     """
     for program in ("python3", "bash"):
         start = f"{program} -c "
@@ -124,96 +127,101 @@ def word_of(cmd: str) -> tuple[str, str]:
     return "sh", cmd
 
 
-def left_s(default_s: float, gone_s: float) -> float:
-    """What a command has that says none: what is left of it after its sandbox was woken, because its client waits for both. Pure."""
-    return max(LEAST_S, default_s - gone_s)
+def remaining_s(default_s: float, elapsed_s: float) -> float:
+    """Return the default timeout less the time that waking the sandbox took, because the client waits for both. Pure."""
+    return max(MIN_TIMEOUT_S, default_s - elapsed_s)
 
 
-def late(timeout_s: float) -> TimeoutExceededError:
-    """What is said of a command or code that took too long; its client looks for the word "timeout"."""
+def timeout_error(timeout_s: float) -> TimeoutExceededError:
+    """Return the error of a command or of code that exceeded its timeout. The client acts on the word "timeout"."""
     return TimeoutExceededError(
         f"command timeout: it was ended after {timeout_s:g} s.",
         code=ErrorCode.TIMEOUT,
-        hint="Give it more time with timeout_seconds, and the client as much (Client(timeout=...)), or use exec_stream.",
+        hint="Pass a larger timeout_seconds and as large a Client(timeout=...), or use exec_stream.",
     )
 
 
-def exec_answer(done: CommandResult) -> ExecAnswer:
-    """What is told of a command, well or not."""
-    return ExecAnswer(
-        stdout=done.stdout.text(),
-        stderr=done.stderr.text() + note_of(done.outcome.reason),
-        exit_code=done.outcome.exit_code,
-        duration_ms=milliseconds(done.outcome.duration_s),
+def exec_response(result: CommandResult) -> ExecResponse:
+    """Return the response to a command, successful or not."""
+    return ExecResponse(
+        stdout=result.stdout.text(),
+        stderr=result.stderr.text() + kill_note(result.outcome.reason),
+        exit_code=result.outcome.exit_code,
+        duration_ms=milliseconds(result.outcome.duration_s),
     )
 
 
-def note_of(reason: str) -> str:
-    """A line on what ended a command, where its exit code does not say it."""
-    said = _KILLED.get(reason)
-    return "" if said is None else f"{said}\n"
+def kill_note(reason: str) -> str:
+    """Return a line with the reason why the sandbox killed a command; empty if it did not."""
+    note = _KILL_NOTES.get(reason)
+    return "" if note is None else f"{note}\n"
 
 
-def run_answer(done: CodeResult, timeout_s: float) -> RunAnswer:
-    """What is told of a cell.
+def gap_line(omitted_bytes: int) -> str:
+    """Return the line that stands for output that is no longer kept."""
+    return f"[... {omitted_bytes} bytes omitted ...]\n"
+
+
+def code_response(result: CodeResult, timeout_s: float) -> CodeResponse:
+    """Return the response to code.
 
     Args:
-        done: What it came to.
-        timeout_s: What it had.
+        result: Result of the code.
+        timeout_s: Timeout of the code.
 
     Raises:
-        TimeoutExceededError: It took longer.
+        TimeoutExceededError: The code exceeded its timeout.
     """
-    state = done.outcome.status
-    if state == "timeout":
-        raise late(timeout_s)
+    status = result.outcome.status
+    if result.outcome.timed_out:
+        raise timeout_error(timeout_s)
     error: str | None = None
     code = 0
-    if done.error is not None:
-        error = "\n".join(line.rstrip("\n") for line in done.error.traceback) or f"{done.error.name}: {done.error.value}"
+    if result.error is not None:
+        error = "\n".join(line.rstrip("\n") for line in result.error.traceback) or f"{result.error.name}: {result.error.value}"
         code = 1
-    elif state != "ok":
-        error, code = _DEAD.get(state, _DIED), 1 if state == "aborted" else _SIGKILLED
-    return RunAnswer(
-        stdout=done.stdout.text(),
-        stderr=done.stderr.text(),
+    elif status != "ok":
+        error, code = _INTERPRETER_ERRORS.get(status, _INTERPRETER_ENDED), 1 if status == "aborted" else _EXIT_KILLED
+    return CodeResponse(
+        stdout=result.stdout.text(),
+        stderr=result.stderr.text(),
         exit=code,
-        duration_ms=milliseconds(done.outcome.duration_s),
-        results=[result(shown) for shown in done.results],
+        duration_ms=milliseconds(result.outcome.duration_s),
+        results=[display_data(display) for display in result.results],
         error=error,
     )
 
 
-def result(shown: Display) -> dict[str, str]:
-    """Something that a cell showed: with one representation by its type, with several all of them at once; its client takes either. Pure."""
-    told = {mime: base64.b64encode(data).decode() if isinstance(data, bytes) else data for mime, data in shown.data.items()}
-    if len(told) == 1:
-        ((mime, data),) = told.items()
+def display_data(display: Display) -> dict[str, str]:
+    """Return a display of code: a single representation with its type, several as one mapping. The client accepts both. Pure."""
+    bundle = {mime: base64.b64encode(data).decode() if isinstance(data, bytes) else data for mime, data in display.data.items()}
+    if len(bundle) == 1:
+        ((mime, data),) = bundle.items()
         return {"type": mime, "data": data}
-    return told
+    return bundle
 
 
-def event(name: str, data: Mapping[str, object]) -> bytes:
-    """A server-sent event. Nothing but ASCII: its client reads it as ISO 8859-1, and takes U+2028 and the like for the end of a line."""
+def sse_event(name: str, data: Mapping[str, object]) -> bytes:
+    """Return a server-sent event in ASCII. The client decodes ISO 8859-1, and takes U+2028 and similar characters for line ends."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode("ascii")
 
 
 @dataclass(slots=True)
-class Decoder:
-    """Bytes into text, in pieces that may end anywhere."""
+class TextDecoder:
+    """Decoder of UTF-8 that arrives in pieces, which may end inside a character."""
 
     _inner: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def text(self, data: bytes, *, last: bool = False) -> str:
-        """The text of the next bytes."""
+        """Return the text of the next bytes. An incomplete character is kept until the next call, or replaced if it is the last one."""
         return self._inner.decode(data, last)
 
 
-def broke_off(error: SandlotError) -> bytes:
-    """What a stream says, for people, before it ends without an exit: what became of the command is not known, and its client says so."""
+def sse_comment(error: SandlotError) -> bytes:
+    """Return an error as a comment, which the client ignores. A stream without an exit tells the client that the outcome is unknown."""
     return f": {error.message.encode('ascii', 'replace').decode()}\n\n".encode()
 
 
 def milliseconds(seconds: float) -> int:
-    """Whole ones."""
+    """Return a time in whole milliseconds."""
     return round(seconds * 1000)

@@ -1,6 +1,6 @@
-"""What PandaStack's client sends, and what it has to be given: bodies, queries and answers, field by field.
+"""Requests and responses of the PandaStack API.
 
-Law: ``cpu`` and ``memory_mb`` are whole numbers and never null: its client converts them without looking.
+Invariant: ``cpu`` and ``memory_mb`` are integers and never null, because the client converts them unchecked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from pydantic import Field
 
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text
 
-MOST_CHILDREN = 16
-MOST_VOLUME_MB = 65536
+MAX_CHILDREN = 16
+MAX_VOLUME_MB = 65536
 
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class VolumeUse(RequestModel):
-    """A volume that a sandbox is to have."""
+class VolumeMountRequest(RequestModel):
+    """A volume to attach."""
 
     name: Text
     read_only: bool = False
 
 
-class CreateBody(RequestModel):
+class CreateSandboxRequest(RequestModel):
     """A sandbox to create."""
 
     template: Text | None = None
@@ -32,88 +32,88 @@ class CreateBody(RequestModel):
     persistent: bool = False
     metadata: Metadata = Field(default_factory=dict)
     from_snapshot: Text | None = None
-    volumes: list[VolumeUse] = Field(default_factory=list)
+    volumes: list[VolumeMountRequest] = Field(default_factory=list)
 
 
-class LifecycleBody(RequestModel):
-    """A change of how long a sandbox lives."""
+class UpdateLifecycleRequest(RequestModel):
+    """A change of the timeout of a sandbox."""
 
     ttl_seconds: int | None = None
     persistent: bool | None = None
 
 
-class ForkBody(RequestModel):
-    """One fork to make."""
+class ForkRequest(RequestModel):
+    """A fork to create."""
 
     metadata: Metadata | None = None
 
 
-class ForkTreeBody(ForkBody):
-    """Several of them."""
+class ForkTreeRequest(ForkRequest):
+    """Forks to create."""
 
-    count: int = Field(default=2, ge=1, le=MOST_CHILDREN)
+    count: int = Field(default=2, ge=1, le=MAX_CHILDREN)
 
 
-class PromoteBody(RequestModel):
+class PromoteRequest(RequestModel):
     """A fork to keep."""
 
     cleanup_siblings: bool = False
     tree_id: Text | None = None
 
 
-class ExecBody(RequestModel):
+class ExecRequest(RequestModel):
     """A command line to run."""
 
     cmd: Text
     timeout_seconds: Seconds | None = None
 
 
-class SessionBody(RequestModel):
-    """A session to begin."""
+class CreateSessionRequest(RequestModel):
+    """A session to create."""
 
     language: Text = "python"
 
 
-class RunBody(RequestModel):
+class RunCodeRequest(RequestModel):
     """Code to run in a session."""
 
     code: Text
     timeout_ms: Annotated[int, Field(ge=0)] | None = None
 
 
-class VolumeBody(RequestModel):
-    """A volume to make."""
+class CreateVolumeRequest(RequestModel):
+    """A volume to create."""
 
     name: Text
-    size_mb: int = Field(default=256, ge=1, le=MOST_VOLUME_MB)
+    size_mb: int = Field(default=256, ge=1, le=MAX_VOLUME_MB)
 
 
 class PathQuery(QueryModel):
-    """A path inside."""
+    """A path in the sandbox."""
 
     path: Text
 
 
-class FolderQuery(QueryModel):
-    """A folder inside."""
+class DirectoryQuery(QueryModel):
+    """A directory in the sandbox."""
 
     path: Text = "/"
 
 
 class LogsQuery(QueryModel):
-    """Which output to tell."""
+    """Output to return or follow."""
 
     stream: Literal["stdout", "stderr", "both"] = "both"
     follow: bool = False
 
 
 class SnapshotsQuery(QueryModel):
-    """Which snapshots to list."""
+    """Snapshots to list."""
 
     sandbox_id: Text | None = None
 
 
-class SandboxAnswer(ResponseModel):
+class SandboxResponse(ResponseModel):
     """One sandbox."""
 
     id: str
@@ -130,36 +130,36 @@ class SandboxAnswer(ResponseModel):
     boot_ms: int | None = None
 
 
-class SandboxesAnswer(ResponseModel):
+class SandboxListResponse(ResponseModel):
     """All sandboxes, oldest first."""
 
-    items: list[SandboxAnswer]
+    items: list[SandboxResponse]
 
 
-class LifecycleAnswer(ResponseModel):
-    """How long a sandbox lives."""
+class LifecycleResponse(ResponseModel):
+    """Timeout and idle time of a sandbox."""
 
     ttl_seconds: int
     persistent: bool
     idle_seconds: int
 
 
-class StatusAnswer(ResponseModel):
-    """What a sandbox is now."""
+class StatusResponse(ResponseModel):
+    """State of a sandbox."""
 
     status: str
 
 
-class TreeAnswer(ResponseModel):
+class ForkTreeResponse(ResponseModel):
     """The children of one fork."""
 
     tree_id: str
     parent_id: str
-    children: list[SandboxAnswer]
+    children: list[SandboxResponse]
 
 
-class PromotedAnswer(ResponseModel):
-    """What a fork was kept over."""
+class PromoteResponse(ResponseModel):
+    """Result of keeping a fork."""
 
     winner: str
     tree_id: str
@@ -167,8 +167,8 @@ class PromotedAnswer(ResponseModel):
     failures: dict[str, str]
 
 
-class ExecAnswer(ResponseModel):
-    """What a command came to."""
+class ExecResponse(ResponseModel):
+    """Result of a command."""
 
     stdout: str
     stderr: str
@@ -176,7 +176,7 @@ class ExecAnswer(ResponseModel):
     duration_ms: int
 
 
-class SessionAnswer(ResponseModel):
+class SessionResponse(ResponseModel):
     """One session."""
 
     id: str
@@ -184,14 +184,14 @@ class SessionAnswer(ResponseModel):
     language: str
 
 
-class SessionsAnswer(ResponseModel):
+class SessionListResponse(ResponseModel):
     """All sessions of a sandbox."""
 
-    items: list[SessionAnswer]
+    items: list[SessionResponse]
 
 
-class RunAnswer(ResponseModel):
-    """What a cell came to."""
+class CodeResponse(ResponseModel):
+    """Result of code."""
 
     stdout: str
     stderr: str
@@ -201,15 +201,15 @@ class RunAnswer(ResponseModel):
     error: str | None
 
 
-class WrittenAnswer(ResponseModel):
+class WriteFileResponse(ResponseModel):
     """A file that was written."""
 
     path: str
     bytes: int
 
 
-class EntryAnswer(ResponseModel):
-    """What is at a path."""
+class FileEntryResponse(ResponseModel):
+    """A file, directory or symbolic link."""
 
     name: str
     is_dir: bool
@@ -218,20 +218,20 @@ class EntryAnswer(ResponseModel):
     mtime: int
 
 
-class FolderAnswer(ResponseModel):
-    """What is in a folder."""
+class DirectoryResponse(ResponseModel):
+    """Entries of a directory."""
 
     path: str
-    entries: list[EntryAnswer]
+    entries: list[FileEntryResponse]
 
 
-class PortsAnswer(ResponseModel):
-    """What listens inside."""
+class PortListResponse(ResponseModel):
+    """TCP ports with a listener."""
 
     ports: list[int]
 
 
-class SnapshotAnswer(ResponseModel):
+class SnapshotResponse(ResponseModel):
     """One snapshot."""
 
     id: str
@@ -242,13 +242,13 @@ class SnapshotAnswer(ResponseModel):
     created_at: str
 
 
-class SnapshotsAnswer(ResponseModel):
+class SnapshotListResponse(ResponseModel):
     """All snapshots, newest first."""
 
-    snapshots: list[SnapshotAnswer]
+    snapshots: list[SnapshotResponse]
 
 
-class VolumeAnswer(ResponseModel):
+class VolumeResponse(ResponseModel):
     """One volume."""
 
     id: str
@@ -258,14 +258,14 @@ class VolumeAnswer(ResponseModel):
     created_at: str
 
 
-class VolumesAnswer(ResponseModel):
+class VolumeListResponse(ResponseModel):
     """All volumes."""
 
-    items: list[VolumeAnswer]
+    items: list[VolumeResponse]
 
 
-class TemplateAnswer(ResponseModel):
-    """Something that a sandbox can be started from."""
+class TemplateResponse(ResponseModel):
+    """One template."""
 
     name: str
     description: str
@@ -274,20 +274,20 @@ class TemplateAnswer(ResponseModel):
     is_global: bool = True
 
 
-class TemplatesAnswer(ResponseModel):
-    """All of them."""
+class TemplateListResponse(ResponseModel):
+    """All templates."""
 
-    items: list[TemplateAnswer]
+    items: list[TemplateResponse]
 
 
-class BuildsAnswer(ResponseModel):
-    """Builds of templates that were asked for: there are none."""
+class BuildListResponse(ResponseModel):
+    """Builds of templates; always empty."""
 
     items: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class MeAnswer(ResponseModel):
-    """Whose key it is."""
+class UserResponse(ResponseModel):
+    """Owner of the API key."""
 
     id: str
     user_id: str

@@ -1,8 +1,8 @@
-"""PandaStack's words into ours and back. Pure.
+"""Translation between the PandaStack API and the node. Pure.
 
-Laws:
-- A sandbox there is one here, whoever made it and by which API.
-- What the service itself needs to know of one is in its metadata, under names that no client can set or see.
+Invariants:
+- Every sandbox of the key is a sandbox of this API, whichever API created it.
+- The API keeps its own data in labels, which clients can neither set nor see.
 """
 
 from __future__ import annotations
@@ -11,36 +11,40 @@ import math
 import stat
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
-from sandlot.compat.common import VENDOR_KEY, rfc3339_ms
+from sandlot.compat.common import VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.pandastack.schemas import (
-    CreateBody,
-    EntryAnswer,
-    LifecycleAnswer,
-    LifecycleBody,
-    SandboxAnswer,
-    SnapshotAnswer,
-    TemplateAnswer,
-    VolumeAnswer,
+    CreateSandboxRequest,
+    FileEntryResponse,
+    LifecycleResponse,
+    SandboxResponse,
+    SnapshotResponse,
+    TemplateResponse,
+    UpdateLifecycleRequest,
+    VolumeResponse,
 )
 from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.files import Entry
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.volumes import VolumeInfo
 
-NAME = "pandastack"
-TREE_KEY, TTL_KEY = "sandlot.tree", "sandlot.ttl"
+VENDOR: Final = "pandastack"
+"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+TREE_KEY: Final = "sandlot.tree"
+"""Label whose value is the id of the tree of a fork."""
+TTL_KEY: Final = "sandlot.ttl"
+"""Label whose value is the ``ttl_seconds`` of a persistent sandbox, which is used when the sandbox is persistent no more."""
 
-DEFAULT_TTL_S = 3600.0
-"""The vendor's (its page on the life of a sandbox)."""
-MOUNTED = "/mnt"
-"""The folder of volumes (the vendor's page on files)."""
+DEFAULT_TTL_S: Final = 3600.0
+"""Default of ``ttl_seconds``, as the vendor documents it."""
+MOUNTS: Final = "/mnt"
+"""Directory of volumes, as the vendor documents it."""
 
 _STATUSES: Mapping[State, str] = MappingProxyType(
     {
@@ -51,75 +55,81 @@ _STATUSES: Mapping[State, str] = MappingProxyType(
         State.FAILED: "failed",
     }
 )
-"""Those that the vendor has another word for."""
+"""States that have another name with the vendor."""
 
 
 # -- sandboxes ------------------------------------------------------------------------------------------------------
 
 
-def new_sandbox(body: CreateBody, quota: Quota) -> CreateSandboxParams:
-    """A sandbox as it was asked for. As at the vendor's, one that is persistent has no deadline, and its ``ttl_seconds`` waits until it is not.
+def create_params(body: CreateSandboxRequest, quota: Quota) -> CreateSandboxParams:
+    """Return the create request of a sandbox. A persistent sandbox has no deadline; its ``ttl_seconds`` is stored for later.
 
     Raises:
-        InvalidRequestError: Out of bounds.
+        InvalidRequestError: ``ttl_seconds`` is out of bounds, or a metadata name is reserved.
     """
-    own = {VENDOR_KEY: NAME}
+    own = {VENDOR_KEY: VENDOR}
     if body.persistent and body.ttl_seconds is not None:
         own[TTL_KEY] = str(_ttl(body.ttl_seconds))
     return CreateSandboxParams(
         template=body.template or DEFAULT_TEMPLATE,
         snapshot=body.from_snapshot,
-        metadata={**checked(body.metadata), **own},
+        metadata={**check_client_metadata(body.metadata), **own},
         timeout_s=None if body.persistent else default_ttl(quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
-        volumes=tuple(VolumeMount(each.name, f"{MOUNTED}/{each.name}", each.read_only) for each in body.volumes),
+        volumes=tuple(VolumeMount(each.name, f"{MOUNTS}/{each.name}", each.read_only) for each in body.volumes),
     )
 
 
 def default_ttl(quota: Quota) -> float:
-    """How long a sandbox lives where nobody said it."""
+    """Return the timeout of a sandbox without ``ttl_seconds``."""
     return DEFAULT_TTL_S if quota.lifetime_s is None else min(DEFAULT_TTL_S, quota.lifetime_s)
 
 
 def _ttl(seconds: int) -> int:
     if not 1 <= seconds <= MAX_TIMEOUT_S:
-        raise InvalidRequestError(f"ttl_seconds is {seconds}; it must be from 1 to {MAX_TIMEOUT_S:g}.", fields={"field": "ttl_seconds"})
+        raise InvalidRequestError(f"`ttl_seconds` is {seconds}; it must be from 1 to {MAX_TIMEOUT_S:g}.", fields={"field": "ttl_seconds"})
     return seconds
 
 
-def checked(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Metadata as a client may give it.
+def check_client_metadata(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the metadata of a request.
 
     Raises:
-        InvalidRequestError: A name in it is the service's own.
+        InvalidRequestError: A metadata name is reserved.
     """
     for name in metadata:
         if name.startswith(RESERVED_PREFIX):
             raise InvalidRequestError(
-                f"{name[:64]!r} cannot be set: names in the metadata that begin with {RESERVED_PREFIX!r} are the service's own.",
+                f"{name[:64]!r} cannot be set: metadata names that begin with {RESERVED_PREFIX!r} are the service's own.",
                 hint="Choose another name.",
                 fields={"field": "metadata"},
             )
     return metadata
 
 
-def forked(parent: SandboxInfo, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
-    """The metadata of a fork: what was given, or its parent's, and the tree that it is of."""
-    words = (
-        {name: value for name, value in parent.metadata.items() if not name.startswith(RESERVED_PREFIX)} if metadata is None else checked(metadata)
-    )
-    kept = {TTL_KEY: parent.metadata[TTL_KEY]} if TTL_KEY in parent.metadata else {}
-    return {**words, **kept, VENDOR_KEY: NAME, TREE_KEY: tree}
+def fork_metadata(parent: SandboxInfo, metadata: Mapping[str, str] | None, tree: str) -> Mapping[str, str]:
+    """Return the metadata of a fork.
+
+    Args:
+        parent: Sandbox that is forked.
+        metadata: Metadata of the request. None: those of the parent.
+        tree: Id of the fork's tree.
+    """
+    chosen = client_metadata(parent.metadata) if metadata is None else check_client_metadata(metadata)
+    inherited = {TTL_KEY: parent.metadata[TTL_KEY]} if TTL_KEY in parent.metadata else {}
+    return {**chosen, **inherited, VENDOR_KEY: VENDOR, TREE_KEY: tree}
 
 
-def update(sandbox: SandboxInfo, body: LifecycleBody, quota: Quota) -> UpdateSandboxParams:
-    """What a change of its lifecycle comes to.
+def update_params(sandbox: SandboxInfo, body: UpdateLifecycleRequest, quota: Quota) -> UpdateSandboxParams:
+    """Return the update of a sandbox's lifecycle.
 
     Raises:
-        InvalidRequestError: Out of bounds, or a deadline for what has none.
+        InvalidRequestError: ``ttl_seconds`` is out of bounds, or given for a persistent sandbox.
     """
     persistent = sandbox.spec.timeout_s is None
     if body.ttl_seconds is not None and (body.persistent or (persistent and body.persistent is None)):
-        raise InvalidRequestError("A persistent sandbox has no ttl_seconds.", hint="Send it with persistent=false.", fields={"field": "ttl_seconds"})
+        raise InvalidRequestError(
+            "A persistent sandbox has no ttl_seconds.", hint="Pass persistent=false with ttl_seconds.", fields={"field": "ttl_seconds"}
+        )
     if body.persistent:
         return UpdateSandboxParams(persistent=True)
     if body.ttl_seconds is not None:
@@ -129,20 +139,25 @@ def update(sandbox: SandboxInfo, body: LifecycleBody, quota: Quota) -> UpdateSan
     return UpdateSandboxParams()
 
 
-def sandbox(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxAnswer:
-    """What is told of a sandbox."""
+def sandbox_response(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxResponse:
+    """Return the response for a sandbox.
+
+    Args:
+        sandbox: The sandbox.
+        boot_s: Seconds that the creation took. None: unknown.
+    """
     spec = sandbox.spec
-    words = {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)}
+    metadata = client_metadata(sandbox.metadata)
     if spec.parent is not None:
-        words |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(sandbox)}
-    return SandboxAnswer(
+        metadata |= {"fork_parent_id": spec.parent, "fork_tree_id": tree_of(sandbox)}
+    return SandboxResponse(
         id=sandbox.id,
         template=spec.template.name,
         cpu=max(1, math.ceil(spec.limits.cpus)),
         memory_mb=spec.limits.memory_bytes // MIB,
         status=status(sandbox),
         created_at=rfc3339_ms(sandbox.created_at),
-        metadata=words,
+        metadata=metadata,
         persistent=spec.timeout_s is None,
         ttl_seconds=ttl_of(sandbox),
         from_snapshot=spec.snapshot,
@@ -151,44 +166,44 @@ def sandbox(sandbox: SandboxInfo, boot_s: float | None = None) -> SandboxAnswer:
 
 
 def tree_of(sandbox: SandboxInfo) -> str:
-    """The tree that a fork is of; its parent's id where it was made by another API."""
+    """Return the tree of a fork: the id of its parent if another API created the fork."""
     return sandbox.metadata.get(TREE_KEY) or sandbox.spec.parent or ""
 
 
 def status(sandbox: SandboxInfo) -> str:
-    """A state in the vendor's words."""
+    """Return the state of a sandbox by the name of the vendor."""
     return _STATUSES.get(sandbox.state, str(sandbox.state))
 
 
 def ttl_of(sandbox: SandboxInfo) -> int:
-    """How long it was given; 0 where it is persistent and was given nothing."""
+    """Return the ``ttl_seconds`` of a sandbox: 0 if it is persistent and has none."""
     return int(sandbox.metadata.get(TTL_KEY, 0)) if sandbox.spec.timeout_s is None else math.ceil(sandbox.spec.timeout_s)
 
 
-def lifecycle(sandbox: SandboxInfo) -> LifecycleAnswer:
-    """How long it lives."""
+def lifecycle_response(sandbox: SandboxInfo) -> LifecycleResponse:
+    """Return the response for the lifecycle of a sandbox."""
     idle_s = 0.0 if sandbox.idle_since is None else (sandbox.as_of - sandbox.idle_since).total_seconds()
-    return LifecycleAnswer(ttl_seconds=ttl_of(sandbox), persistent=sandbox.spec.timeout_s is None, idle_seconds=int(idle_s))
+    return LifecycleResponse(ttl_seconds=ttl_of(sandbox), persistent=sandbox.spec.timeout_s is None, idle_seconds=int(idle_s))
 
 
-def no_fork(sandbox: SandboxInfo) -> ConflictError:
-    """What is said of one that is to be promoted and is nobody's fork."""
-    return ConflictError(f"Sandbox {sandbox.id} is nobody's fork.", code=ErrorCode.CONFLICT, hint="Promote one that fork or fork-tree gave.")
+def not_a_fork(sandbox: SandboxInfo) -> ConflictError:
+    """Return the error for promoting a sandbox that is not a fork."""
+    return ConflictError(f"Sandbox {sandbox.id} is not a fork.", code=ErrorCode.CONFLICT, hint="Pass a sandbox that fork or fork-tree has created.")
 
 
 # -- files, snapshots, volumes, templates -----------------------------------------------------------------------------
 
 
-def entry(found: Entry) -> EntryAnswer:
-    """What is told of a file, a folder or a link."""
+def file_entry(entry: Entry) -> FileEntryResponse:
+    """Return the response for a file, directory or symbolic link."""
     kinds = {"directory": stat.S_IFDIR, "symlink": stat.S_IFLNK, "file": stat.S_IFREG}
-    mode = stat.filemode(kinds.get(found.kind, 0) | found.mode)
-    return EntryAnswer(name=found.name, is_dir=found.kind == "directory", size=found.size, mode=mode, mtime=found.modified_ns // 1_000_000_000)
+    mode = stat.filemode(kinds.get(entry.kind, 0) | entry.mode)
+    return FileEntryResponse(name=entry.name, is_dir=entry.kind == "directory", size=entry.size, mode=mode, mtime=entry.modified_ns // 1_000_000_000)
 
 
-def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
-    """What is told of a snapshot."""
-    return SnapshotAnswer(
+def snapshot_response(record: SnapshotRecord) -> SnapshotResponse:
+    """Return the response for a snapshot."""
+    return SnapshotResponse(
         id=record.id,
         snapshot_id=record.id,
         sandbox_id=record.spec.id,
@@ -198,19 +213,14 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
     )
 
 
-def volume(found: VolumeInfo) -> VolumeAnswer:
-    """What is told of a volume."""
-    return VolumeAnswer(
-        id=found.id, name=found.name, size_mb=found.size_bytes // MIB, size_bytes=found.size_bytes, created_at=rfc3339_ms(found.created_at)
+def volume_response(volume: VolumeInfo) -> VolumeResponse:
+    """Return the response for a volume."""
+    return VolumeResponse(
+        id=volume.id, name=volume.name, size_mb=volume.size_bytes // MIB, size_bytes=volume.size_bytes, created_at=rfc3339_ms(volume.created_at)
     )
 
 
-def template(found: TemplateInfo) -> TemplateAnswer:
-    """What is told of a template: a sandbox of it has the limits that nobody has asked to be others."""
+def template_response(template: TemplateInfo) -> TemplateResponse:
+    """Return the response for a template. Its sandboxes have the default limits, because the client cannot pass others."""
     limits = Limits()
-    return TemplateAnswer(name=found.name, description=found.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)
-
-
-def position(record: SnapshotRecord) -> Position:
-    """Where a list of snapshots goes on after one."""
-    return Position(record.created_at, record.id)
+    return TemplateResponse(name=template.name, description=template.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.compat.pandastack import exec_protocol, inside
+from sandlot.compat import common
+from sandlot.compat.pandastack import exec_protocol
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.ports import Exit, ExitReason
@@ -164,7 +165,7 @@ async def test_disconnect_ends_the_command(http: httpx.AsyncClient, url: str, sa
 
 
 async def test_listing_of_a_large_folder_is_refused(http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(common, "MAX_ENTRIES", 3)
     await run(http, url, "cd /tmp; touch a b c d")
     assert "find" in refused(await http.get(f"{url}/fs/dir", params={"path": "/tmp"}), 413)
 

@@ -1,4 +1,4 @@
-"""PandaStack's words into ours and back."""
+"""Translation between the PandaStack API and the node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.compat.pandastack import exec_protocol, translate
-from sandlot.compat.pandastack.exec_protocol import Decoder
-from sandlot.compat.pandastack.schemas import CreateBody, LifecycleBody
+from sandlot.compat.pandastack.exec_protocol import TextDecoder
+from sandlot.compat.pandastack.schemas import CreateSandboxRequest, UpdateLifecycleRequest
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.executions import CellError, CodeResult, CommandResult, Display, ProcessOutcome
@@ -38,53 +38,57 @@ def kept(text: str = "") -> OutputCapture:
 
 
 def test_timeout_is_translated() -> None:
-    assert translate.new_sandbox(CreateBody(), UNBOUNDED).timeout_s == 3600
-    assert translate.new_sandbox(CreateBody(), Quota(lifetime_s=60)).timeout_s == 60
-    assert translate.new_sandbox(CreateBody(ttl_seconds=7), UNBOUNDED).timeout_s == 7
-    assert translate.new_sandbox(CreateBody(persistent=True), UNBOUNDED).timeout_s is None
-    both = translate.new_sandbox(CreateBody(persistent=True, ttl_seconds=7), UNBOUNDED)
+    assert translate.create_params(CreateSandboxRequest(), UNBOUNDED).timeout_s == 3600
+    assert translate.create_params(CreateSandboxRequest(), Quota(lifetime_s=60)).timeout_s == 60
+    assert translate.create_params(CreateSandboxRequest(ttl_seconds=7), UNBOUNDED).timeout_s == 7
+    assert translate.create_params(CreateSandboxRequest(persistent=True), UNBOUNDED).timeout_s is None
+    both = translate.create_params(CreateSandboxRequest(persistent=True, ttl_seconds=7), UNBOUNDED)
     assert (both.timeout_s, both.metadata["sandlot.ttl"]) == (None, "7")
     for seconds in (0, -1, 604801):
         with pytest.raises(InvalidRequestError):
-            translate.new_sandbox(CreateBody(ttl_seconds=seconds), UNBOUNDED)
+            translate.create_params(CreateSandboxRequest(ttl_seconds=seconds), UNBOUNDED)
 
 
 def test_fork_inherits_labels_of_the_api() -> None:
-    def box(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> SandboxInfo:
+    def info(metadata: dict[str, str], timeout_s: float | None, parent: SandboxId | None = None) -> SandboxInfo:
         spec = SandboxSpec(id=new_sandbox_id(NodeId("aaaa")), metadata=metadata, timeout_s=timeout_s, parent=parent)
         return sandbox_info(spec=spec, metadata=metadata)
 
-    parent = box({"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.purpose": "other"}, None)
-    words = translate.forked(parent, None, "tree-1")
-    assert words == {"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.tree": "tree-1"}
-    assert translate.forked(parent, {"c": "d"}, "tree-1") == {"c": "d", **{name: word for name, word in words.items() if name != "a"}}
+    parent = info({"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.purpose": "other"}, None)
+    metadata = translate.fork_metadata(parent, None, "tree-1")
+    assert metadata == {"a": "b", "sandlot.ttl": "99", "sandlot.api": "pandastack", "sandlot.tree": "tree-1"}
+    assert translate.fork_metadata(parent, {"c": "d"}, "tree-1") == {"c": "d", **{name: value for name, value in metadata.items() if name != "a"}}
     with pytest.raises(InvalidRequestError):
-        translate.forked(parent, {"sandlot.tree": "x"}, "tree-1")
-    told = translate.sandbox(box(dict(words), None, parent.id))
-    assert (told.metadata, told.persistent, told.ttl_seconds) == ({"a": "b", "fork_parent_id": parent.id, "fork_tree_id": "tree-1"}, True, 99)
-    assert translate.sandbox(box({}, 5.5, parent.id)).metadata["fork_tree_id"] == parent.id  # of another API
-    assert translate.update(parent, LifecycleBody(persistent=False), UNBOUNDED).timeout_s == 99
+        translate.fork_metadata(parent, {"sandlot.tree": "x"}, "tree-1")
+    response = translate.sandbox_response(info(dict(metadata), None, parent.id))
+    assert (response.metadata, response.persistent, response.ttl_seconds) == (
+        {"a": "b", "fork_parent_id": parent.id, "fork_tree_id": "tree-1"},
+        True,
+        99,
+    )
+    assert translate.sandbox_response(info({}, 5.5, parent.id)).metadata["fork_tree_id"] == parent.id  # of another API
+    assert translate.update_params(parent, UpdateLifecycleRequest(persistent=False), UNBOUNDED).timeout_s == 99
 
 
 # ----------------------------------------------------------------------------------------------------------------------- commands
 
 
 def test_command_runs_in_the_shell_as_root() -> None:
-    made = exec_protocol.command("echo 1", 5, "n")
-    assert (made.file, made.said) == (None, made.argv)
+    made = exec_protocol.plan_command("echo 1", 5, "n")
+    assert (made.file, made.logged_argv) == (None, made.argv)
     spec = made.spec()
     assert (spec.argv, spec.user, spec.timeout_s) == (("/bin/sh", "-c", "echo 1"), User.ROOT, 5)
     for cmd in ("", " \n", "a\0b"):
         with pytest.raises(InvalidRequestError):
-            exec_protocol.command(cmd, 5, "n")
+            exec_protocol.plan_command(cmd, 5, "n")
     with pytest.raises(LimitError):
-        exec_protocol.command("x" * (MAX_CODE_BYTES + 1), 5, "n")
+        exec_protocol.plan_command("x" * (MAX_CODE_BYTES + 1), 5, "n")
 
 
 @cases("more", [0, 1])
 def test_only_commands_over_the_argument_limit_use_a_file(more: int) -> None:
     cmd = "#" + "x" * (MAX_ARG_BYTES - 1 + more)
-    made = exec_protocol.command(cmd, 5, "n")
+    made = exec_protocol.plan_command(cmd, 5, "n")
     assert (made.file is None) == (more == 0)
     assert made.content == (b"" if more == 0 else cmd.encode())
 
@@ -92,13 +96,13 @@ def test_only_commands_over_the_argument_limit_use_a_file(more: int) -> None:
 @given(code=st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
 def test_long_run_code_commands_are_recognized(code: str) -> None:
     text = f"{code} {LONG}"
-    assert exec_protocol.word_of(f"python3 -c {shlex.quote(text)}") == ("python3", text)
-    assert exec_protocol.word_of(f"bash -c {shlex.quote(text)}") == ("bash", text)
+    assert exec_protocol.parse_long_command(f"python3 -c {shlex.quote(text)}") == ("python3", text)
+    assert exec_protocol.parse_long_command(f"bash -c {shlex.quote(text)}") == ("bash", text)
 
 
 @cases("cmd", [f"python3 -c '{LONG}' more", f"python3 -c '{LONG}'; echo 'x'", f'python3 -c "{LONG}"', f"env python3 -c '{LONG}'", LONG])
 def test_other_long_commands_are_left_to_the_shell(cmd: str) -> None:
-    assert exec_protocol.word_of(cmd) == ("sh", cmd)
+    assert exec_protocol.parse_long_command(cmd) == ("sh", cmd)
 
 
 @cases(
@@ -112,24 +116,24 @@ def test_other_long_commands_are_left_to_the_shell(cmd: str) -> None:
 def test_command_from_a_file_runs_like_an_argument(cmd: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_protocol, "PROGRAMS", str(tmp_path))
     word = shlex.quote(f"import sys\nprint(sys.argv, __name__)\n'''{LONG}'''")
-    made = exec_protocol.command(cmd.format(word=word, bash=shlex.quote(f"echo $0\n: {LONG}")), 5, "n")
+    made = exec_protocol.plan_command(cmd.format(word=word, bash=shlex.quote(f"echo $0\n: {LONG}")), 5, "n")
     assert made.file is not None
     Path(made.file).write_bytes(made.content)
     assert subprocess.run(made.argv, capture_output=True, check=True, text=True).stdout == out
 
 
 def test_default_timeout_is_reduced_by_the_wake_time() -> None:
-    assert exec_protocol.left_s(28, 0) == 28
-    assert exec_protocol.left_s(28, 3.5) == 24.5
-    assert exec_protocol.left_s(28, 27.5) == exec_protocol.left_s(28, 60) == 1
+    assert exec_protocol.remaining_s(28, 0) == 28
+    assert exec_protocol.remaining_s(28, 3.5) == 24.5
+    assert exec_protocol.remaining_s(28, 27.5) == exec_protocol.remaining_s(28, 60) == 1
 
 
 def test_command_result_is_translated() -> None:
     ended = ProcessOutcome(ProcessId("p"), 137, 9, "oom", 1.5)
-    told = exec_protocol.exec_answer(CommandResult(ended, kept("out"), kept("err\n")))
-    assert (told.stdout, told.exit_code, told.duration_ms) == ("out", 137, 1500)
-    assert told.stderr.startswith("err\nSandlot: ")
-    assert "timeout" in str(exec_protocol.late(5))
+    response = exec_protocol.exec_response(CommandResult(ended, kept("out"), kept("err\n")))
+    assert (response.stdout, response.exit_code, response.duration_ms) == ("out", 137, 1500)
+    assert response.stderr.startswith("err\nSandlot: ")
+    assert "timeout" in str(exec_protocol.timeout_error(5))
 
 
 # -------------------------------------------------------------------------------------------------------------------------- cells
@@ -140,8 +144,8 @@ def cell(status: str = "ok", error: CellError | None = None, *shown: Display) ->
 
 
 def test_cell_result_is_translated() -> None:
-    told = exec_protocol.run_answer(cell("ok", None, Display({"text/plain": "2"}, main=True)), 5)
-    assert told.model_dump() == {
+    response = exec_protocol.code_response(cell("ok", None, Display({"text/plain": "2"}, main=True)), 5)
+    assert response.model_dump() == {
         "stdout": "out",
         "stderr": "err",
         "exit": 0,
@@ -149,13 +153,13 @@ def test_cell_result_is_translated() -> None:
         "results": [{"type": "text/plain", "data": "2"}],
         "error": None,
     }
-    failed = exec_protocol.run_answer(cell("error", CellError("ValueError", "no", ("Traceback\n", "ValueError: no\n"))), 5)
+    failed = exec_protocol.code_response(cell("error", CellError("ValueError", "no", ("Traceback\n", "ValueError: no\n"))), 5)
     assert (failed.exit, failed.error) == (1, "Traceback\nValueError: no")
-    assert exec_protocol.run_answer(cell("error", CellError("E", "v", ())), 5).error == "E: v"
+    assert exec_protocol.code_response(cell("error", CellError("E", "v", ())), 5).error == "E: v"
     with pytest.raises(TimeoutExceededError, match="timeout"):
-        exec_protocol.run_answer(cell("timeout"), 5)
+        exec_protocol.code_response(cell("timeout"), 5)
     for status in ("oom", "died", "killed", "aborted"):
-        dead = exec_protocol.run_answer(cell(status), 5)
+        dead = exec_protocol.code_response(cell(status), 5)
         assert dead.error
         assert dead.exit
 
@@ -165,14 +169,14 @@ def test_cell_result_is_translated() -> None:
 
 @given(st.text())
 def test_event_data_is_one_ascii_line(chunk: str) -> None:
-    raw = exec_protocol.event("stdout", {"chunk": chunk})
+    raw = exec_protocol.sse_event("stdout", {"chunk": chunk})
     head, data, *rest = raw.decode("ascii").splitlines()
     assert (head, rest) == ("event: stdout", [""])
     assert json.loads(data.removeprefix("data: ")) == {"chunk": chunk}
 
 
 def test_split_utf8_characters_are_joined() -> None:
-    decoder = Decoder()
+    decoder = TextDecoder()
     assert [decoder.text(b"a\xc3"), decoder.text(b"\xa4"), decoder.text(b"\xff\xc3"), decoder.text(b"", last=True)] == ["a", "ä", "\ufffd", "\ufffd"]
 
 
