@@ -23,7 +23,6 @@ NOT_DONE = {
     "cli",
     "compat",
     "compat/e2b",
-    "compat/sandbase",
     "compat/tensorlake",
     "sdk",
     "server",

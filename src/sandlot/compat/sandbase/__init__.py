@@ -1,6 +1,6 @@
 """Sandbase: sandboxes, commands and files by plain HTTP, lifecycle events and webhooks. ``COVERAGE.md`` lists every call.
 
-No client is published; its documentation shows programs with ``requests``, and these are what ``tests/compat/sandbase`` runs.
+The vendor publishes no client. Its documentation shows programs with ``requests``, which ``tests/compat/sandbase`` runs, and E2B's client.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/howto/move-from-sandbase.md of Sandlot says which of Sandbase's calls there are.",
+    help="docs/howto/move-from-sandbase.md of Sandlot lists the supported calls of Sandbase.",
 )

@@ -1,65 +1,67 @@
-"""What E2B's client asks for at this door in another way than Sandbase's programs do: Sandbase's pages give it to their readers, with ``api_url=``.
+"""Routes of the Sandbase API that only E2B's client calls: Sandbase's documentation recommends this client with ``api_url=``.
 
-Laws:
-- Both are answered by the same sandboxes. Where one path has two meanings, the client's name for itself (``User-Agent: e2b-...``) decides.
-- To E2B's client there are sandboxes that run or are paused, and no others; connecting prolongs, and never shortens.
-- What goes on inside it asks of the address that it has for that (``sandbox_url``): the door /e2b.
+Invariants:
+- If a path has two meanings, the ``User-Agent`` of the request (``e2b-...``) decides.
+- E2B's client sees running and paused sandboxes only. To connect extends a timeout and never shortens it.
+- Calls to the inside of a sandbox go to the address of the client's ``sandbox_url``, which is the E2B API of this service, ``/e2b``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.compat.common import find_live_sandboxes
+from sandlot.compat.common import extend_timeout, find_live_sandbox, find_live_sandboxes
 from sandlot.compat.e2b_conventions import NEXT, e2b_json_response, metadata_filter
-from sandlot.compat.sandbase import translate
-from sandlot.compat.sandbase.sandboxes import live, made, opened
-from sandlot.compat.sandbase.schemas import E2bListQuery, E2bSandboxBody, ResumeBody
+from sandlot.compat.sandbase import operations, translate
+from sandlot.compat.sandbase.schemas import E2bCreateSandboxRequest, E2bListQuery, ResumeRequest
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
-from sandlot.model.sandboxes import UpdateSandboxParams
 from sandlot.web import pagination
-from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+
+_USER_AGENT: Final = "e2b-"
+"""Start of the ``User-Agent`` of E2B's clients, such as ``e2b-python-sdk/2.63.0``."""
 
 router = APIRouter()
 
 
+def is_sender(request: Request) -> bool:
+    """Return whether E2B's client has sent a request."""
+    return request.headers.get("user-agent", "").startswith(_USER_AGENT)
+
+
 @router.post("/v2/sandboxes")
-async def create(body: E2bSandboxBody, request: Request) -> Response:
-    """Create a sandbox. A client that goes away meanwhile leaves none behind."""
-    return await made(body, request)
+async def create_sandbox(body: E2bCreateSandboxRequest, request: Request) -> Response:
+    """Create a sandbox. If the client disconnects before the response, the sandbox is removed."""
+    node, principal = get_node(request), get_principal(request)
+    sandbox = await cancel_on_disconnect(request, operations.create_sandbox(node, principal, body))
+    return e2b_json_response(operations.with_token(node, principal, sandbox), 201)
 
 
 @router.get("/v2/sandboxes")
 async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Request) -> Response:
-    """List sandboxes, newest first, page by page."""
+    """List one page of the sandboxes, newest first."""
     states = translate.E2B_STATES if query.state is None else frozenset(query.state.split(","))
     if unknown := states - translate.E2B_STATES:
-        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="There are: running, paused.", fields={"field": "state"})
-    wanted = metadata_filter(query.metadata or "")
-    found = [
-        sandbox
-        for sandbox in reversed(await find_live_sandboxes(get_node(request), get_principal(request), wanted))
-        if translate.status(sandbox) in states
-    ]
+        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="Use running or paused.", fields={"field": "state"})
+    live = await find_live_sandboxes(get_node(request), get_principal(request), metadata_filter(query.metadata or ""))
+    sandboxes = [sandbox for sandbox in reversed(live) if translate.status(sandbox) in states]
     if (after := pagination.decode_cursor(query.next_token)) is not None:
-        found = [sandbox for sandbox in found if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
-    page = found[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(found) > len(page) else {}
-    return e2b_json_response([translate.sandbox(sandbox) for sandbox in page], headers=headers)
+        sandboxes = [sandbox for sandbox in sandboxes if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
+    page = sandboxes[: query.limit]
+    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(sandboxes) > len(page) else {}
+    return e2b_json_response([translate.sandbox_object(sandbox) for sandbox in page], headers=headers)
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")
-async def connect(sandbox: str, request: Request, body: ResumeBody | None = None) -> Response:
-    """Let a sandbox go on where it is paused; one that runs lives for so many seconds at least."""
-    sandboxes, principal = get_node(request).sandboxes, get_principal(request)
-    found = await live(request, sandbox)
-    seconds = translate.timeout(None if body is None else body.timeout)
-    paused = translate.status(found) == translate.PAUSED
-    if paused:
-        found = await sandboxes.resume(principal, found.id, timeout_s=seconds)
-    elif found.expires_at is not None and (found.expires_at - found.as_of).total_seconds() < seconds:
-        found = await sandboxes.update(principal, found.id, UpdateSandboxParams(timeout_s=seconds))
-    return e2b_json_response(opened(request, found), 201 if paused else 200)
+async def connect(sandbox: str, request: Request, body: ResumeRequest | None = None) -> Response:
+    """Resume a paused sandbox, or extend the timeout of a running sandbox."""
+    node, principal = get_node(request), get_principal(request)
+    found = await find_live_sandbox(node, principal, sandbox)
+    timeout_s = translate.timeout_s(None if body is None else body.timeout)
+    if translate.is_paused(found):
+        resumed = await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
+        return e2b_json_response(operations.with_token(node, principal, resumed), 201)
+    return e2b_json_response(operations.with_token(node, principal, await extend_timeout(node, principal, found, timeout_s)))

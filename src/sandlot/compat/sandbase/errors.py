@@ -1,7 +1,7 @@
-"""Failures as Sandbase tells them: ``{"code": <the status>, "message": ...}``.
+"""Errors of the Sandbase API: ``{"code": <status>, "message": ..., "error": ...}``.
 
-Callers see the status and the message. A few messages are words that its documentation quotes; where one of them stands, ``error`` says what
-happened and what to do.
+Clients show the status and the message. The messages in the table are quoted from the vendor's documentation; ``error`` always states what failed and
+what to do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_tab
 from sandlot.model.errors import ErrorCode
 
 _INVALID = ErrorTableEntry(400, "")
-_GONE = ErrorTableEntry(404, "sandbox not found")
+_NOT_FOUND = ErrorTableEntry(404, "sandbox not found")
 
 TABLE = error_table(
     invalid=_INVALID,
@@ -30,13 +30,14 @@ TABLE = error_table(
     internal=ErrorTableEntry(500, ""),
     others={
         ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,
-        ErrorCode.SANDBOX_NOT_FOUND: _GONE,
-        ErrorCode.SANDBOX_ENDED: _GONE,
+        ErrorCode.SANDBOX_NOT_FOUND: _NOT_FOUND,
+        ErrorCode.SANDBOX_ENDED: _NOT_FOUND,
         ErrorCode.SANDBOX_PAUSED: ErrorTableEntry(409, "sandbox is not active"),
     },
 )
+"""Status, and as code the fixed message of the vendor, if there is one."""
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What callers read. Pure."""
+    """Return the error body. Pure."""
     return {"code": details.entry.status, "message": details.entry.code or details.message, "error": details.message}

@@ -1,19 +1,18 @@
-"""What Sandbase's clients send, and how they are answered.
+"""Requests of the Sandbase API. Responses are objects of ``translate.py``.
 
-Law: A field of E2B's that means nothing here has the one value that does nothing; any other is refused, with the reason.
+Invariant: A field of E2B's client without a meaning here accepts only the value that has no effect.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Response
 from pydantic import Field
 
 from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
 
-class SandboxBody(RequestModel):
+class CreateSandboxRequest(RequestModel):
     """A sandbox to create."""
 
     template_id: Text = Field(alias="templateID")
@@ -24,26 +23,26 @@ class SandboxBody(RequestModel):
     auto_pause: bool = Field(default=False, alias="autoPause")
 
 
-class TimeoutBody(RequestModel):
-    """How long a sandbox lives from now on."""
+class SetTimeoutRequest(RequestModel):
+    """Seconds from now until a sandbox times out."""
 
     timeout: float
 
 
-class RefreshBody(RequestModel):
-    """The same, in the words of older pages."""
+class RefreshRequest(RequestModel):
+    """The same by the name that earlier pages of the vendor document."""
 
     duration: float
 
 
-class ResumeBody(RequestModel):
-    """How long a sandbox lives once it goes on."""
+class ResumeRequest(RequestModel):
+    """Timeout of a resumed sandbox."""
 
     timeout: float | None = None
 
 
-class ProcessBody(RequestModel):
-    """A command to run: a program and its arguments, and no shell."""
+class RunProcessRequest(RequestModel):
+    """A program to run, without a shell."""
 
     cmd: Text
     args: Texts | None = None
@@ -52,65 +51,65 @@ class ProcessBody(RequestModel):
     timeout: float | None = None
 
 
-class ContentBody(RequestModel):
+class WriteFileRequest(RequestModel):
     """A file to write."""
 
     path: Text
     content: Text
 
 
-class FolderBody(RequestModel):
-    """A folder to make."""
+class CreateDirectoryRequest(RequestModel):
+    """A directory to create."""
 
     path: Text
 
 
-class MoveBody(RequestModel):
-    """Something to move."""
+class MoveFileRequest(RequestModel):
+    """A file or directory to move."""
 
     source: Text
     destination: Text
 
 
-class PauseBody(RequestModel):
-    """How E2B's client pauses: memory is always kept."""
+class PauseRequest(RequestModel):
+    """Options of E2B's client; memory is always saved."""
 
     memory: Literal[True] = True
 
 
 class PathQuery(QueryModel):
-    """Where."""
+    """A path."""
 
     path: Text
 
 
-class FolderQuery(QueryModel):
-    """Where; the working folder unless it is said."""
+class DirectoryQuery(QueryModel):
+    """A path; by default the working directory."""
 
     path: Text = "/workspace"
 
 
 class StatusQuery(QueryModel):
-    """Which sandboxes."""
+    """Filter of a list of sandboxes."""
 
     status: Text | None = None
 
 
 class MetricsQuery(QueryModel):
-    """From when until when, in seconds since 1970, as E2B's client asks."""
+    """Period of metrics for E2B's client, in seconds since 1970."""
 
     start: int | None = Field(default=None, ge=0)
     end: int | None = Field(default=None, ge=0)
 
 
-class E2bSandboxBody(SandboxBody):
-    """A sandbox to create, as E2B's client asks for it."""
+class E2bCreateSandboxRequest(CreateSandboxRequest):
+    """A sandbox to create, as E2B's client sends it."""
 
     allow_internet_access: bool | None = None
 
 
 class E2bListQuery(QueryModel):
-    """Which sandboxes, and which part of the list, as E2B's client asks."""
+    """Filter and page of a list of sandboxes for E2B's client."""
 
     metadata: Text | None = None
     state: Text | None = None
@@ -119,13 +118,13 @@ class E2bListQuery(QueryModel):
 
 
 class EventsQuery(QueryModel):
-    """How many events."""
+    """Number of events."""
 
     limit: int = Field(default=100, ge=1, le=1000)
 
 
-class WebhookChangeBody(RequestModel):
-    """What to change of a webhook; what is left out stays as it is."""
+class UpdateWebhookRequest(RequestModel):
+    """Changes of a webhook. Omitted fields stay unchanged."""
 
     url: Text | None = None
     name: Text | None = None
@@ -135,16 +134,7 @@ class WebhookChangeBody(RequestModel):
     signature_secret: Text | None = Field(default=None, alias="signatureSecret")
 
 
-class WebhookBody(WebhookChangeBody):
-    """A webhook to make."""
+class CreateWebhookRequest(UpdateWebhookRequest):
+    """A webhook to create."""
 
     url: Text
-
-
-NOTHING = 204
-"""The status of what was done and has no answer."""
-
-
-def done() -> Response:
-    """It was done, and there is nothing to say."""
-    return Response(status_code=NOTHING)

@@ -1,8 +1,9 @@
-"""Sandbase's words into ours and back. Pure.
+"""Translation between the Sandbase API and the node. Pure.
 
-Laws:
-- The template that was asked for is given back by that name; it is in the sandbox's metadata, among the service's own words, which are hidden here.
-- A sandbox is told with the vendor's fields and with E2B's, whose wire it is.
+Invariants:
+- Every sandbox of the key is a sandbox of this API, whichever API created it.
+- The template is returned by the name that the client passed.
+- Sandbox objects also have the fields of E2B's client.
 """
 
 from __future__ import annotations
@@ -12,28 +13,29 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, rfc3339_ms
+from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
-from sandlot.compat.sandbase.schemas import ProcessBody, SandboxBody
+from sandlot.compat.sandbase.schemas import CreateSandboxRequest, RunProcessRequest
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
-NAME = "sandbase"
+VENDOR: Final = "sandbase"
+"""Value of the label ``sandlot.api``, origin of runs in the execution log, and name of the payload format of webhooks."""
 
 TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
-"""What Sandbase calls a template -> ours, and its name for people."""
+"""Name of the vendor -> name of the template, and name to display."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
-MOST_TIMEOUT_S: Final = 3600.0
+MAX_TIMEOUT_S: Final = 3600.0
 DEFAULT_PROCESS_S: Final = 60.0
 INLINE_BYTES: Final = MIB
-"""Of a file that is told inside of JSON."""
+"""Maximum bytes of a file whose content is returned in JSON."""
 
 STATUSES: Mapping[State, str] = MappingProxyType(
     {
@@ -53,129 +55,129 @@ STATUSES: Mapping[State, str] = MappingProxyType(
 PAUSED: Final = "paused"
 LIVE: Final = frozenset({"creating", "running", PAUSED})
 E2B_STATES: Final = frozenset({"running", PAUSED})
-"""All that E2B's client knows."""
+"""States that E2B's client knows."""
 
 
-def statuses(asked: str | None) -> Collection[str]:
-    """Which sandboxes a list is to hold.
+def parse_status_filter(status: str | None) -> Collection[str]:
+    """Return the statuses of a list of sandboxes. None: those of live sandboxes.
 
     Raises:
         InvalidRequestError: There is no such status.
     """
-    if asked is None:
+    if status is None:
         return LIVE
-    if asked not in STATUSES.values():
-        known = ", ".join(dict.fromkeys(STATUSES.values()))
-        raise InvalidRequestError(f"invalid status filter: {asked[:64]}.", hint=f"There are: {known}.", fields={"field": "status"})
-    return {asked}
+    if status not in STATUSES.values():
+        names = ", ".join(dict.fromkeys(STATUSES.values()))
+        raise InvalidRequestError(f"invalid status filter: {status[:64]}.", hint=f"Use one of: {names}.", fields={"field": "status"})
+    return {status}
 
 
-def ours(template: str, known: Collection[str]) -> str:
-    """What we call a template.
+def template_name(template: str, known: Collection[str]) -> str:
+    """Return the name of a template, given the name of the vendor or of Sandlot.
 
     Raises:
-        NotFoundError: ``template_not_found``: there is none of that name; says which there are.
+        NotFoundError: There is no such template (code ``template_not_found``).
     """
     name = TEMPLATES[template][0] if template in TEMPLATES else template
     if name not in known:
         raise NotFoundError(
             f"unknown template: {template[:64]}.",
             code=ErrorCode.TEMPLATE_NOT_FOUND,
-            hint=f"There are: {', '.join(names(known))}. Install what else is needed in one of these.",
+            hint=f"Use one of: {', '.join(template_names(known))}. Install missing packages in the sandbox.",
             fields={"template": template[:64]},
         )
     return name
 
 
-def names(known: Collection[str]) -> list[str]:
-    """What templates may be called, given ours."""
-    return sorted({*known, *(theirs for theirs, (own, _) in TEMPLATES.items() if own in known)})
+def template_names(known: Collection[str]) -> list[str]:
+    """Return all names of templates, given those of Sandlot."""
+    return sorted({*known, *(vendor_name for vendor_name, (name, _) in TEMPLATES.items() if name in known)})
 
 
-def template(theirs: str, about: TemplateInfo) -> dict[str, Any]:
-    """A template."""
+def template_object(vendor_name: str, template: TemplateInfo) -> dict[str, Any]:
+    """Return the object of a template."""
     limits = Limits()
     return {
-        "templateID": theirs,
-        "name": TEMPLATES[theirs][1] if theirs in TEMPLATES else theirs,
-        "description": about.description,
+        "templateID": vendor_name,
+        "name": TEMPLATES[vendor_name][1] if vendor_name in TEMPLATES else vendor_name,
+        "description": template.description,
         "defaultTimeout": int(DEFAULT_TIMEOUT_S),
-        "buildID": about.digest or "",
-        "buildStatus": "ready" if about.digest is not None else "building" if about.building else "waiting",
+        "buildID": template.digest or "",
+        "buildStatus": "ready" if template.digest is not None else "building" if template.building else "waiting",
         "cpuCount": max(1, round(limits.cpus)),
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
         "public": True,
-        "aliases": [theirs],
+        "aliases": [vendor_name],
     }
 
 
-def templates(known: Sequence[TemplateInfo]) -> list[tuple[str, TemplateInfo]]:
-    """All templates, each by the name that Sandbase has for it, or ours where it has none."""
-    called = {own: theirs for theirs, (own, _) in TEMPLATES.items()}
-    return [(called.get(each.name, each.name), each) for each in known]
+def vendor_names(templates: Sequence[TemplateInfo]) -> list[tuple[str, TemplateInfo]]:
+    """Return templates with their names of the vendor, or of Sandlot if the vendor has none."""
+    names = {name: vendor_name for vendor_name, (name, _) in TEMPLATES.items()}
+    return [(names.get(template.name, template.name), template) for template in templates]
 
 
-def timeout(seconds: float | None, default_s: float = DEFAULT_TIMEOUT_S, field: str = "timeout") -> float:
-    """A timeout of a sandbox.
+def timeout_s(seconds: float | None, default_s: float = DEFAULT_TIMEOUT_S, field: str = "timeout") -> float:
+    """Return a timeout.
 
     Raises:
-        InvalidRequestError: It is out of the vendor's bounds.
+        InvalidRequestError: The timeout is out of the vendor's bounds.
     """
     if seconds is None:
         return default_s
-    if not 1 <= seconds <= MOST_TIMEOUT_S:
-        raise InvalidRequestError(f"{field} is {seconds:g}; it must be from 1 to {MOST_TIMEOUT_S:g} seconds.", fields={"field": field})
+    if not 1 <= seconds <= MAX_TIMEOUT_S:
+        raise InvalidRequestError(f"`{field}` is {seconds:g}; it must be from 1 to {MAX_TIMEOUT_S:g} seconds.", fields={"field": field})
     return seconds
 
 
-def new_sandbox(body: SandboxBody, known: Collection[str]) -> CreateSandboxParams:
-    """A sandbox as core makes it.
+def create_params(body: CreateSandboxRequest, known: Collection[str]) -> CreateSandboxParams:
+    """Return the create request of a sandbox.
 
     Args:
-        body: As it was asked for.
-        known: Our templates.
+        body: Request of the client.
+        known: Names of the templates of the service.
 
     Raises:
-        NotFoundError: ``template_not_found``.
-        InvalidRequestError: A timeout out of bounds, or a name in the metadata that is the service's own.
-        UnsupportedError: It asks for the internet.
+        NotFoundError: There is no such template (code ``template_not_found``).
+        InvalidRequestError: The timeout is out of bounds, or a metadata name is reserved.
+        UnsupportedError: The request opens the internet.
     """
-    metadata, name = body.metadata or {}, ours(body.template_id, known)
+    metadata, name = body.metadata or {}, template_name(body.template_id, known)
     check_reserved_names(metadata)
     if body.allow_internet_access:
         raise UnsupportedError(
-            "allowInternetAccess: true cannot be had yet: it is refused rather than ignored.",
+            "allowInternetAccess: true is not supported yet; it is refused rather than ignored.",
             code=ErrorCode.UNSUPPORTED,
-            hint="Leave it out: pip, npm and apt work. Bring what else the code needs in as files.",
+            hint="Omit allowInternetAccess: pip, npm and apt work without it. Upload other data as files.",
             fields={"field": "allowInternetAccess"},
         )
     return CreateSandboxParams(
         template=name,
         env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
-        metadata={**metadata, VENDOR_KEY: NAME, TEMPLATE_KEY: body.template_id},
-        timeout_s=timeout(body.timeout),
+        metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},
+        timeout_s=timeout_s(body.timeout),
         network=NetworkPolicy(NetworkMode.NONE) if body.allow_internet_access is False else None,
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
         auto_resume=False,
     )
 
 
-def sandbox(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
-    """A sandbox.
+def sandbox_object(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
+    """Return the object of a sandbox.
 
     Args:
-        sandbox: It.
-        token: What opens it to E2B's client; None is not told.
+        sandbox: The sandbox.
+        token: Token with which E2B's client accesses the inside of the sandbox. None: the object has no token.
     """
-    told, limits = status(sandbox), sandbox.spec.limits
+    limits = sandbox.spec.limits
     return {
         "sandboxID": sandbox.id,
         "templateID": template_of(sandbox),
         "clientID": CLIENT_ID,
-        "status": told,
-        "state": told,
-        "metadata": {name: value for name, value in sandbox.metadata.items() if not name.startswith(RESERVED_PREFIX)},
+        "status": status(sandbox),
+        "state": status(sandbox),
+        "metadata": client_metadata(sandbox.metadata),
         "startedAt": rfc3339_ms(sandbox.created_at),
         "endAt": rfc3339_ms(sandbox.ended_at or sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
@@ -188,17 +190,22 @@ def sandbox(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
 
 
 def status(sandbox: SandboxInfo) -> str:
-    """A sandbox's state in the vendor's words."""
+    """Return the status of a sandbox by the name of the vendor."""
     return STATUSES[sandbox.state]
 
 
+def is_paused(sandbox: SandboxInfo) -> bool:
+    """Return whether a sandbox is paused by the terms of the vendor, which include hibernation."""
+    return status(sandbox) == PAUSED
+
+
 def template_of(sandbox: SandboxInfo) -> str:
-    """What its template was called when it was asked for."""
+    """Return the name of a sandbox's template as the client passed it."""
     return sandbox.metadata.get(TEMPLATE_KEY, sandbox.spec.template.name)
 
 
 def not_active(sandbox: SandboxInfo) -> ConflictError:
-    """What is said of a paused sandbox that has to run."""
+    """Return the error of a request that needs a running sandbox."""
     return ConflictError(
         f"Sandbox {sandbox.id} is {sandbox.state}.",
         code=ErrorCode.SANDBOX_PAUSED,
@@ -207,48 +214,54 @@ def not_active(sandbox: SandboxInfo) -> ConflictError:
     )
 
 
-def envs(sandbox: SandboxInfo) -> dict[str, str]:
-    """What every process starts with besides the template's own environment."""
+def environment(sandbox: SandboxInfo) -> dict[str, str]:
+    """Return the environment of every process, without that of the template."""
     return {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": template_of(sandbox), **sandbox.spec.env}
 
 
-def process(body: ProcessBody, sandbox: SandboxInfo) -> ProcessSpec:
-    """A command as core runs it.
+def process_spec(body: RunProcessRequest, sandbox: SandboxInfo) -> ProcessSpec:
+    """Return the process of a command.
 
     Raises:
-        InvalidRequestError: It is none, or out of bounds.
+        InvalidRequestError: The command is invalid, or its timeout is out of bounds.
     """
     return ProcessSpec(
         argv=(body.cmd, *(body.args or ())),
-        env={**envs(sandbox), **(body.env_vars or {})},
+        env={**environment(sandbox), **(body.env_vars or {})},
         cwd=body.cwd or WORKSPACE,
-        timeout_s=timeout(body.timeout, DEFAULT_PROCESS_S),
+        timeout_s=timeout_s(body.timeout, DEFAULT_PROCESS_S),
     )
 
 
-def outcome(done: CommandResult) -> dict[str, Any]:
-    """How a command ended that ran to its end."""
+def process_result(result: CommandResult) -> dict[str, Any]:
+    """Return the result of a command that ran to its end."""
     return {
-        "stdout": done.stdout.text(),
-        "stderr": done.stderr.text(),
-        "exitCode": exit_code(done.outcome.exit_code, done.outcome.signal),
-        "processID": done.outcome.process,
+        "stdout": result.stdout.text(),
+        "stderr": result.stderr.text(),
+        "exitCode": exit_code(result.outcome.exit_code, result.outcome.signal),
+        "processID": result.outcome.process,
     }
 
 
-def entry(found: Entry) -> dict[str, Any]:
-    """What is at a path."""
-    folder = found.kind == "directory"
-    return {"name": found.name, "path": found.path, "isDir": folder, "type": "dir" if folder else "file", "size": 0 if folder else found.size}
+def file_entry(entry: Entry) -> dict[str, Any]:
+    """Return the object of a file or directory."""
+    is_directory = entry.kind == "directory"
+    return {
+        "name": entry.name,
+        "path": entry.path,
+        "isDir": is_directory,
+        "type": "dir" if is_directory else "file",
+        "size": 0 if is_directory else entry.size,
+    }
 
 
-def metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, Any]:
-    """What a sandbox uses; of the processor the average over its life."""
-    usage, limits = used.usage, used.limits
+def metrics(measured: SandboxUsage, now: datetime, age_s: float) -> dict[str, Any]:
+    """Return the resource usage of a sandbox. Processor usage is the average since its creation."""
+    usage, limits = measured.usage, measured.limits
     return {
         "ts": int(now.timestamp()),
         "cpu_count": max(1, round(limits.cpus)),
-        "cpu_used_pct": round(100 * usage.cpu_s / max(0.001, lived_s), 2),
+        "cpu_used_pct": round(100 * usage.cpu_s / max(0.001, age_s), 2),
         "mem_total": limits.memory_bytes,
         "mem_used": usage.memory_bytes,
         "mem_cache": 0,
@@ -259,9 +272,9 @@ def metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, Any]
     }
 
 
-def e2b_metrics(used: SandboxUsage, now: datetime, lived_s: float) -> dict[str, Any]:
-    """The same in the words of E2B's client."""
-    told = metrics(used, now, lived_s)
-    words = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
-    words |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
-    return {"timestamp": rfc3339_ms(now), "timestampUnix": told["ts"], **{theirs: told[ours_] for ours_, theirs in words.items()}}
+def e2b_metrics(measured: SandboxUsage, now: datetime, age_s: float) -> dict[str, Any]:
+    """Return the resource usage by the names of E2B's client."""
+    values = metrics(measured, now, age_s)
+    names = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
+    names |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
+    return {"timestamp": rfc3339_ms(now), "timestampUnix": values["ts"], **{e2b_name: values[name] for name, e2b_name in names.items()}}

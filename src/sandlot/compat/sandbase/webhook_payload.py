@@ -1,4 +1,4 @@
-"""What happens to sandboxes, as Sandbase tells it: in lists and to webhooks. Pure."""
+"""Events and webhooks of the Sandbase API: payloads of webhooks and objects of lists. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.records import EventRecord, WebhookRecord, event_id
 
 RESOURCE: Final = "sandbox"
-"""The only kind of thing that events are about here; sessions and models are the vendor's."""
+"""Only resource of events; the vendor also has sessions and models."""
 
 TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -24,49 +24,51 @@ TYPES: Mapping[str, str] = MappingProxyType(
         "sandbox.ended": "sandbox.lifecycle.killed",
     }
 )
-"""Our word -> the vendor's. What is not here is not told."""
+"""Event type of Sandlot -> event type of the vendor. Other events are not sent."""
 
 
 def event(record: EventRecord) -> Mapping[str, Any]:
-    """An event as it is listed, and as a webhook is sent it."""
-    happened = record.event
+    """Return an event, as lists have it and as webhooks are sent it."""
+    source = record.event
     return {
         "id": event_id(record),
         "resourceType": RESOURCE,
-        "resourceID": happened.sandbox,
-        "type": TYPES.get(happened.type, happened.type),
-        "sandboxID": happened.sandbox,
-        "data": dict(happened.data),
-        "createdAt": rfc3339_ms(happened.at),
+        "resourceID": source.sandbox,
+        "type": TYPES.get(source.type, source.type),
+        "sandboxID": source.sandbox,
+        "data": dict(source.data),
+        "createdAt": rfc3339_ms(source.at),
     }
 
 
-def ours(types: Sequence[str]) -> list[str]:
-    """The events that a webhook asks for by the vendor's words; none is all that the vendor has.
+def parse_types(types: Sequence[str]) -> list[str]:
+    """Return the event types of a webhook, given the vendor's. No types mean all that the vendor has.
 
     Raises:
-        InvalidRequestError: There is no such event.
+        InvalidRequestError: The vendor has no such event type.
     """
     for each in types:
         if each not in TYPES.values():
-            raise InvalidRequestError(f"unknown event: {each[:64]}.", hint=f"There are: {', '.join(theirs(TYPES))}.", fields={"field": "events"})
-    return [word for word, told in TYPES.items() if not types or told in types]
+            raise InvalidRequestError(
+                f"unknown event: {each[:64]}.", hint=f"Use one of: {', '.join(vendor_types(TYPES))}.", fields={"field": "events"}
+            )
+    return [type_ for type_, vendor_type in TYPES.items() if not types or vendor_type in types]
 
 
-def theirs(events: Iterable[str]) -> list[str]:
-    """The vendor's words for what a webhook is told, each once."""
-    return list(dict.fromkeys(TYPES[event] for event in events if event in TYPES))
+def vendor_types(types: Iterable[str]) -> list[str]:
+    """Return the vendor's event types for those of a webhook, each once."""
+    return list(dict.fromkeys(TYPES[type_] for type_ in types if type_ in TYPES))
 
 
-def webhook(record: WebhookRecord) -> dict[str, Any]:
-    """A webhook, without its secret."""
-    told = theirs(record.events)
+def webhook_object(record: WebhookRecord) -> dict[str, Any]:
+    """Return a webhook, without its secret."""
+    types = vendor_types(record.events)
     return {
         "id": record.id,
         "name": record.name or "",
         "url": record.url,
         "resourceType": RESOURCE,
-        "events": [] if set(told) == set(TYPES.values()) else told,
+        "events": [] if set(types) == set(TYPES.values()) else types,
         "enabled": record.enabled,
         "createdAt": rfc3339_ms(record.created_at),
     }

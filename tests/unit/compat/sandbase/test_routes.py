@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.compat.sandbase import runtime, translate
+from sandlot.compat import common
+from sandlot.compat.sandbase import translate
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.until import until
@@ -139,7 +140,7 @@ async def test_folder_listing_is_complete_up_to_a_limit(at: SharedBench, http: h
         guest.files.write(f"/workspace/many/{number:04}", b"", 1000)
     url, where = f"{HERE}/sandboxes/{box}/filesystem/list", {"path": "/workspace/many"}
     assert [each["name"] for each in ok(await http.get(url, params=where))] == [f"{number:04}" for number in range(1200)]
-    monkeypatch.setattr(runtime, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(common, "MAX_ENTRIES", 1000)
     refused(await http.get(url, params=where), 413)
 
 
