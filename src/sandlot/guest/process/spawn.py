@@ -13,7 +13,6 @@ import fcntl
 import os
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.fs.paths import path_error
 from sandlot.guest.process.accounts import BASH, DEFAULT_PATH, SH, as_process_user, build_environment
 
 TYPE_CHECKING = False
@@ -24,6 +23,16 @@ if TYPE_CHECKING:
     from sandlot.guest.process.accounts import Account
     from sandlot.guest.process.children import Child, ChildTable
     from sandlot.guest.process.pid_limit import PidLimit
+
+_DIRECTORY_CODES = {
+    errno.ENOENT: "working_directory_not_found",
+    errno.ENOTDIR: "path_not_directory",
+    errno.EACCES: "permission_denied",
+    errno.EPERM: "permission_denied",
+    errno.ELOOP: "path_link_loop",
+    errno.ENAMETOOLONG: "path_invalid",
+}
+"""Error of chdir(2) -> code of the error for a working directory."""
 
 TERM = "xterm-256color"
 """Default value of the variable ``TERM`` for a process on a terminal."""
@@ -280,7 +289,7 @@ def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
     reason = os.strerror(code)
     if step == b"noexec" or not os.path.isdir(cwd):
         return RpcError(
-            "working_directory_not_found" if code == errno.ENOENT else path_error(OSError(code, reason), cwd).code,
+            _DIRECTORY_CODES.get(code, "invalid_request"),
             f"The working directory {cwd!r} cannot be entered: {reason}.",
             "Create the directory, or omit `cwd`.",
         )
