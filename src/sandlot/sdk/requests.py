@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from sandlot.model.access import Quota
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
 from sandlot.model.specs import KIB
 from sandlot.sdk.models.programs import ProgramOptions
@@ -174,10 +175,17 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
         auto_resume=auto_resume,
         limits=dict(limits) or None,
         isolation=isolation,
-        network=None if network is None else {"mode": network.mode if isinstance(network, Network) else network},
+        network=None if network is None else {"mode": _network_mode(network)},
         volumes=None if volumes is None else mounts_body(volumes),
         file_ids=None if file_ids is None else list(file_ids),
     )
+
+
+def _network_mode(network: Network | str | Iterable[str]) -> str:
+    """Return the mode of a policy. A list of hosts is a policy that the service refuses as not supported, with a hint."""
+    if isinstance(network, Network):
+        return network.mode
+    return network if isinstance(network, str) else NetworkMode.ALLOWLIST
 
 
 def sandboxes_query(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool, name: str | None = None) -> dict[str, Any]:
