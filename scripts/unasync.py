@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Makes the synchronous client out of the asynchronous one, token by token.
+"""Generate the synchronous client from the asynchronous one, token by token.
 
     scripts/unasync.py           write src/sandlot/sdk/_sync
-    scripts/unasync.py --check   say what is out of date, and exit with 1 if anything is
+    scripts/unasync.py --check   print files that are out of date, and exit with 1 if there are any
 
-Laws:
-- ``async`` and ``await`` are dropped where the grammar has them; a name changes only as a whole token, by :data:`NAMES`.
-- Strings that are documentation, and comments, are treated as text: words change by the same table.
-- ``backend.py`` and ``local_listener.py`` hold what differs beyond that; they are written by hand on both sides and never touched here.
-- The result is put into the project's format by ruff, so that it passes the same checks as everything else.
+Invariants:
+- ``async`` and ``await`` are dropped as keywords; a name changes only as a whole token, by :data:`NAMES`.
+- Docstrings and comments are text, in which words change by the same table.
+- Files in :data:`BY_HAND` have what differs beyond that. They are written by hand in both halves.
+- ruff formats the result, which passes the same checks as all other code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SOURCE = ROOT / "src" / "sandlot" / "sdk" / "_async"
 TARGET = ROOT / "src" / "sandlot" / "sdk" / "_sync"
 BY_HAND = frozenset(root / name for root in (SOURCE, TARGET) for name in ("__init__.py", "backend.py", "local_listener.py"))
 
-#: asynchronous name -> synchronous name.
 NAMES: Mapping[str, str] = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "AsyncClient": "Client",
@@ -79,21 +78,22 @@ NAMES: Mapping[str, str] = {
     "asynchronous": "synchronous",
     "enter_async_context": "enter_context",
 }
-HEADER = "# Made from {source} by scripts/unasync.py; change that file, not this one.\n"
+"""Asynchronous name -> synchronous name."""
+HEADER = "# Generated from {source} by scripts/unasync.py; change that file.\n"
 
 _WORD = re.compile(r"\w+")
 _KEYWORD = re.compile(r"\b(?:async|await) (?=\w)")
 
 Edit = tuple[tuple[int, int], tuple[int, int], str]
-"""From (line, column), to (line, column), and what stands there instead."""
+"""Start and end, each as (line, column), and the new text."""
 
 
 def convert(source: str, name: str) -> str:
-    """The synchronous form of a module.
+    """Return the synchronous form of a module.
 
     Args:
-        source: Its text.
-        name: What its header calls it.
+        source: Text of the asynchronous module.
+        name: Name of the module in the header.
     """
     lines = source.splitlines(keepends=True)
     for (row, start), (end_row, end), text in sorted(_edits(source), reverse=True):
@@ -106,7 +106,7 @@ def _edits(source: str) -> Iterator[Edit]:
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     for index, token in enumerate(tokens):
         if token.type == tokenize.NAME and token.string in {"async", "await"}:
-            # The keyword goes together with the space behind it.
+            # With the space after the keyword.
             yield token.start, tokens[index + 1].start, ""
         elif token.type == tokenize.NAME and token.string in NAMES:
             yield token.start, token.end, NAMES[token.string]
@@ -117,7 +117,7 @@ def _edits(source: str) -> Iterator[Edit]:
 
 
 def tidy(files: Mapping[Path, str]) -> dict[Path, str]:
-    """The texts as ruff formats them, their imports in order: two runs of ruff for all files."""
+    """Return the files with sorted imports, formatted by ruff: two runs for all files."""
     with tempfile.TemporaryDirectory() as folder:
         copies = {path: Path(folder) / path.relative_to(TARGET) for path in files}
         for path, copy in copies.items():
@@ -130,20 +130,20 @@ def tidy(files: Mapping[Path, str]) -> dict[Path, str]:
 
 
 def generated() -> dict[Path, str]:
-    """Every file that there has to be, and its text."""
+    """Return the text of every generated file."""
     sources = [path for path in sorted(SOURCE.rglob("*.py")) if path not in BY_HAND]
     return tidy({TARGET / path.relative_to(SOURCE): convert(path.read_text(), path.relative_to(ROOT).as_posix()) for path in sources})
 
 
 def stale(files: Mapping[Path, str]) -> list[Path]:
-    """The files that are missing, different, or no longer made from anything."""
+    """List generated files that are missing, different or no longer needed."""
     wrong = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     orphans = [path for path in sorted(TARGET.rglob("*.py")) if path not in BY_HAND and path not in files]
     return wrong + orphans
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or check."""
+    """Write or check the files."""
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2

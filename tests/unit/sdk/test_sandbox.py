@@ -208,6 +208,16 @@ def test_end_of_a_fork_batch_kills_all_forks_but_the_promoted_one(service: Scrip
     assert [(seen.method, seen.path) for seen in service.seen] == [("DELETE", "/v1/sandboxes/sb-0"), ("DELETE", "/v1/sandboxes/sb-2")]
 
 
+async def test_async_fork_batch_spares_the_promoted_fork(service: Script, async_sandbox: AsyncSandbox) -> None:
+    service.say(Reply(201, FORKS))
+    async with async_sandbox.fork(3) as forks:
+        service.say(Reply(200, {"ended": []}))
+        await forks[0].promote()
+        service.seen.clear()
+        service.say(Reply(204))
+    assert [seen.path for seen in service.seen] == ["/v1/sandboxes/sb-1", "/v1/sandboxes/sb-2"]
+
+
 def test_a_fork_that_cannot_be_killed_spares_no_other(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, FORKS))
     forks = sandbox.fork(3)

@@ -13,6 +13,7 @@ from sandlot import AsyncSandbox, FileEvent, Sandbox, UnavailableError, WatcherI
 from tests.unit.sdk.scripted import Reply, Script, events
 
 BASE = "/v1/sandboxes/sb-abcd-abcdefghijklmnop/files"
+LOG = {"execution": "e1", "stream": "stdout", "text": "x"}
 CREATED = ("created", {"path": "/workspace/a", "kind": "file"})
 
 
@@ -64,13 +65,24 @@ async def test_close_from_another_task_ends_a_waiting_watch(service: Script, asy
         assert await asyncio.wait_for(rest, 30) == []
 
 
-def test_closed_watch_leaves_other_connections_alone(service: Script, sandbox: Sandbox) -> None:
-    service.say(events(("watching", {"by": "scan"}), CREATED, ("gone", {})))
-    with sandbox.files.watch() as watch:
-        assert [event.kind for event in watch] == ["created"]
-        service.say(Reply(200, {"watchers": []}))
-        sandbox.files.watchers.list()
-    sandbox.files.watchers.list()
+async def test_closed_watch_leaves_other_connections_alone(service: Script, async_sandbox: AsyncSandbox) -> None:
+    service.say(events(("watching", {"by": "scan"}), CREATED))
+    watch = await async_sandbox.files.watch()
+    assert [event.kind async for event in watch] == ["created"]
+    closed = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield from events(("entry", LOG)).pieces or ()
+        closed.wait()
+        yield from events(("ended", {})).pieces or ()
+
+    # The watch was read to its end, so the next request uses its connection.
+    service.say(Reply(headers={"Content-Type": "text/event-stream"}, pieces=pieces()))
+    entries = async_sandbox.follow_logs()
+    assert (await anext(entries)).text == "x"
+    await watch.aclose()
+    closed.set()
+    assert [entry async for entry in entries] == []
 
 
 def test_broken_watch_is_an_error(service: Script, sandbox: Sandbox) -> None:

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/client.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/client.py by scripts/unasync.py; change that file.
 """The client of one service: a namespace for each of its resources."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/code.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/code.py by scripts/unasync.py; change that file.
 """Runs of code: streamed, awaited as one response, followed again after a broken connection, and handles of background runs.
 
 Invariants:

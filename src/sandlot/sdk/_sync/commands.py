@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/commands.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/commands.py by scripts/unasync.py; change that file.
 """Commands and processes in a sandbox, in the foreground and in the background."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/contexts.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/contexts.py by scripts/unasync.py; change that file.
 """Code contexts of a sandbox, as ``sandbox.contexts``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/events.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/events.py by scripts/unasync.py; change that file.
 """Events of sandboxes and other objects, as ``client.events``."""
 
 from __future__ import annotations

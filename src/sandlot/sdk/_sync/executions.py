@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/executions.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/executions.py by scripts/unasync.py; change that file.
 """Runs of code and commands, as ``client.executions``."""
 
 from __future__ import annotations

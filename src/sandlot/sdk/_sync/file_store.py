@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/file_store.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/file_store.py by scripts/unasync.py; change that file.
 """The file store, as ``client.file_store``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/files.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/files.py by scripts/unasync.py; change that file.
 """Files of a sandbox, and copies between a sandbox and this machine."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/keys.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/keys.py by scripts/unasync.py; change that file.
 """API keys and quotas, as ``client.keys``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/pools.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/pools.py by scripts/unasync.py; change that file.
 """Warm pools, as ``client.pools``."""
 
 from __future__ import annotations

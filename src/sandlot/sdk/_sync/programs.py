@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/programs.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/programs.py by scripts/unasync.py; change that file.
 """One-shot programs with output comparison, as ``client.programs``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/pty.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/pty.py by scripts/unasync.py; change that file.
 """Interactive terminals in a sandbox, over a WebSocket."""
 
 from __future__ import annotations

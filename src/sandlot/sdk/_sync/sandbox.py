@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/sandbox.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/sandbox.py by scripts/unasync.py; change that file.
 """A sandbox: start or connect to one, run code and commands in it, change, save and end it.
 
 Invariants:

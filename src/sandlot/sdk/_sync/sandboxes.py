@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/sandboxes.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/sandboxes.py by scripts/unasync.py; change that file.
 """The sandboxes of a service, as ``client.sandboxes``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/service.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/service.py by scripts/unasync.py; change that file.
 """The service itself, as ``client.service``."""
 
 from __future__ import annotations

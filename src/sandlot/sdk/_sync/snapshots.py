@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/snapshots.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/snapshots.py by scripts/unasync.py; change that file.
 """Snapshots of sandboxes, as ``client.snapshots``."""
 
 from __future__ import annotations

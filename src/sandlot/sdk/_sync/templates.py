@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/templates.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/templates.py by scripts/unasync.py; change that file.
 """The templates of a service, as ``client.templates``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/transport.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/transport.py by scripts/unasync.py; change that file.
 """Connections to one service: repeated requests, event streams, paged lists, WebSockets, and the start of the local service."""
 
 from __future__ import annotations

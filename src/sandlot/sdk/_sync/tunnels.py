@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/tunnels.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/tunnels.py by scripts/unasync.py; change that file.
 """Tunnels to ports of a sandbox, and forwarded local ports."""
 
 from __future__ import annotations

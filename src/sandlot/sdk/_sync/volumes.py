@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/volumes.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/volumes.py by scripts/unasync.py; change that file.
 """Volumes, as ``client.volumes``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/watches.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/watches.py by scripts/unasync.py; change that file.
 """Changes in directories of a sandbox: a stream of events, and watchers whose events the service collects."""
 
 from __future__ import annotations

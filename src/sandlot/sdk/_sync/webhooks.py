@@ -1,4 +1,4 @@
-# Made from src/sandlot/sdk/_async/webhooks.py by scripts/unasync.py; change that file, not this one.
+# Generated from src/sandlot/sdk/_async/webhooks.py by scripts/unasync.py; change that file.
 """Webhooks, as ``client.webhooks``."""
 
 from __future__ import annotations
