@@ -75,6 +75,10 @@ class SnapshotKind(StrEnum):
 
 MIN_PIDS, MAX_PIDS = 16, 32768
 """Smallest and largest value of :attr:`Limits.pids`."""
+MEMORY_RANGE_BYTES = 64 * MIB, 1024 * GIB
+"""Smallest and largest value of :attr:`Limits.memory_bytes`."""
+DISK_RANGE_BYTES = 16 * MIB, 16 * 1024 * GIB
+"""Smallest and largest value of :attr:`Limits.disk_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class Limits:
     def __post_init__(self) -> None:
         """Refuse limits that are out of range."""
         _bounded("cpus", self.cpus, 0.05, 64)
-        _bounded("memory_bytes", self.memory_bytes, 64 * MIB, 1024 * GIB)
-        _bounded("disk_bytes", self.disk_bytes, 16 * MIB, 16 * 1024 * GIB)
+        check_size("memory_bytes", self.memory_bytes, *MEMORY_RANGE_BYTES)
+        check_size("disk_bytes", self.disk_bytes, *DISK_RANGE_BYTES)
         _bounded("pids", self.pids, MIN_PIDS, MAX_PIDS)
 
 
@@ -553,6 +557,31 @@ def check_env(env: Mapping[str, str]) -> None:
         raise InvalidRequestError(
             f"The environment has {total} bytes; at most {MAX_ENV_BYTES} are allowed.", hint="Pass large values as files.", fields={"bytes": total}
         )
+
+
+def check_size(name: str, size_bytes: int, smallest_bytes: int, largest_bytes: int, *, hint: str = "Pass a number of bytes.") -> None:
+    """Check a size against its range.
+
+    Args:
+        name: Name of the parameter in the error.
+        size_bytes: Size.
+        smallest_bytes: Smallest valid size.
+        largest_bytes: Largest valid size.
+        hint: Hint of the error.
+
+    Raises:
+        InvalidRequestError: The size is out of range.
+    """
+    if not smallest_bytes <= size_bytes <= largest_bytes:
+        smallest, largest = _size_text(smallest_bytes), _size_text(largest_bytes)
+        raise InvalidRequestError(f"`{name}` is {size_bytes} bytes; it must be from {smallest} to {largest}.", hint=hint, fields={"field": name})
+
+
+def _size_text(size_bytes: int) -> str:
+    for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} bytes"
 
 
 def _bounded(name: str, value: float, low: float, high: float) -> None:

@@ -14,7 +14,7 @@ from sandlot.model.access import Quota
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
-from sandlot.model.specs import KIB
+from sandlot.model.specs import DISK_RANGE_BYTES, KIB, MEMORY_RANGE_BYTES, check_size
 from sandlot.sdk.models.programs import ProgramOptions
 from sandlot.sdk.models.sandboxes import Network
 from sandlot.sdk.models.volumes import Mount
@@ -133,14 +133,20 @@ def limits_body(*, cpus: float | None, memory: int | str | None, disk: int | str
     """Return the given limits as requests carry them.
 
     Raises:
-        InvalidRequestError: A size is invalid.
+        InvalidRequestError: A size is invalid or out of range. A number that was meant in MiB is the usual case.
     """
     return omit_none(
         cpus=cpus,
-        memory_bytes=None if memory is None else parse_size(memory),
-        disk_bytes=None if disk is None else parse_size(disk),
+        memory_bytes=None if memory is None else _limit_bytes("memory", memory, *MEMORY_RANGE_BYTES),
+        disk_bytes=None if disk is None else _limit_bytes("disk", disk, *DISK_RANGE_BYTES),
         pids=pids,
     )
+
+
+def _limit_bytes(name: str, value: int | str, smallest_bytes: int, largest_bytes: int) -> int:
+    size_bytes = parse_size(value)
+    check_size(name, size_bytes, smallest_bytes, largest_bytes, hint='Pass bytes, or a string with a unit such as "512M".')
+    return size_bytes
 
 
 def sandbox_body(  # noqa: PLR0913 - passed by name

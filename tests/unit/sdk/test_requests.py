@@ -57,3 +57,12 @@ def test_a_url_of_the_service_begins_as_this_client_reaches_it(subtests: pytest.
             given = "http://inside:8080/v1/signed/files/content?a=b%2Fc&d=e"
             assert requests.rebase_url(given, base) == "https://outside/v1/signed/files/content?a=b%2Fc&d=e"
             assert requests.rebase_url(given, None) == given
+
+
+def test_limit_out_of_range_is_refused_with_the_text_form_as_hint(subtests: pytest.Subtests) -> None:
+    for memory, disk, name in ((512, None, "memory"), ("2000T", None, "memory"), (None, 5, "disk")):
+        with subtests.test(memory=memory, disk=disk):
+            with pytest.raises(InvalidRequestError) as caught:
+                requests.limits_body(cpus=None, memory=memory, disk=disk, pids=None)
+            assert '"512M"' in caught.value.hint
+            assert dict(caught.value.fields) == {"field": name}
