@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/cli.md: every command of the command line with its arguments and options, as the program itself tells them.
+"""Writes docs/reference/cli.md: every command of the command line with its arguments and options, as the program itself tells them.
 
     scripts/commands.py            write it
     scripts/commands.py --check    say what differs, and exit with 1 if anything does
@@ -20,7 +20,7 @@ from typer.cli import get_docs_for_click
 
 from sandlot.cli import main as program
 
-TARGET = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
+TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 
 HEAD = """\
 # The command line
@@ -65,8 +65,10 @@ def main(arguments: list[str]) -> int:
     if "--check" not in arguments:
         TARGET.write_text(now, encoding="utf-8")
         return 0
-    sys.stdout.writelines(difflib.unified_diff(written.splitlines(keepends=True), now.splitlines(keepends=True), "docs/cli.md", "the program", n=1))
-    print("The program is not what docs/cli.md says: run `.venv/bin/python scripts/commands.py` and commit it.")
+    sys.stdout.writelines(
+        difflib.unified_diff(written.splitlines(keepends=True), now.splitlines(keepends=True), "docs/reference/cli.md", "the program", n=1)
+    )
+    print("The program is not what docs/reference/cli.md says: run `.venv/bin/python scripts/commands.py` and commit it.")
     return 1
 
 

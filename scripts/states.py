@@ -1,4 +1,4 @@
-"""Generate docs/states.md from the table in src/sandlot/model/states.py. ``--check`` only compares."""
+"""Generate docs/reference/sandbox-states.md from the table in src/sandlot/model/states.py. ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sandlot.model.states import LIFECYCLE, State, is_terminal
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "sandbox-states.md"
 
 HEAD = """\
 # Sandbox states

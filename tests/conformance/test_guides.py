@@ -1,4 +1,4 @@
-"""The driver and the blobs in the guides for authors (docs/drivers.md, docs/stores.md) pass the suites."""
+"""The driver and the blobs in the guides for authors (docs/how-to/write-a-driver.md, docs/how-to/write-a-store.md) pass the suites."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def documented(page: str, path: str, folder: Path) -> ModuleType:
 class TestDocumentedDriver(DriverContractSuite, SnapshotContractSuite):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> DriverHarness:
-        module = documented("drivers.md", "src/sandlot_acme/driver.py", tmp_path)
+        module = documented("how-to/write-a-driver.md", "src/sandlot_acme/driver.py", tmp_path)
         root, data_dir = RootFs("0" * 64, tmp_path / "root"), tmp_path / "state"
 
         def open_driver(_name: str, settings: DriverSettings) -> Driver:
@@ -52,5 +52,5 @@ class TestDocumentedBlobs(StreamedBlobsSuite):
     @pytest.fixture
     def blobs(self, tmp_path: Path) -> Blobs:
         (tmp_path / "files").mkdir()
-        blobs: Blobs = documented("stores.md", "src/acme_store/blobs.py", tmp_path).AcmeBlobs(tmp_path / "files")
+        blobs: Blobs = documented("how-to/write-a-store.md", "src/acme_store/blobs.py", tmp_path).AcmeBlobs(tmp_path / "files")
         return blobs

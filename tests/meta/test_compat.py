@@ -51,12 +51,16 @@ def test_rows_name_tests_that_exist_and_supported_ones_a_test_with_the_vendors_c
 def test_compatibility_packages_are_complete_mounted_and_documented() -> None:
     folders = {path.name for path in (PACKAGE / "compat").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {vendor.name for vendor in VENDORS}
-    overview, wrong = (ROOT / "docs" / "doors.md").read_text(encoding="utf-8"), []
+    overview, wrong = (ROOT / "docs" / "explanation" / "compatibility-apis.md").read_text(encoding="utf-8"), []
     for vendor in VENDORS:
         files = {path.name for path in (PACKAGE / "compat" / vendor.name).iterdir()}
         wrong += [f"{vendor.name}/{file}" for file in ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py") if file not in files]
-        guide = (ROOT / "docs" / "howto" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
+        guide = (ROOT / "docs" / "how-to" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
         coverage = f"src/sandlot/compat/{vendor.name}/COVERAGE.md"
-        wrong += [f"docs/doors.md: {text}" for text in (f"`{vendor.prefix}`", coverage, f"howto/move-from-{vendor.name}.md") if text not in overview]
+        wrong += [
+            f"docs/explanation/compatibility-apis.md: {text}"
+            for text in (f"`{vendor.prefix}`", coverage, f"how-to/move-from-{vendor.name}.md")
+            if text not in overview
+        ]
         wrong += [f"move-from-{vendor.name}.md: {text}" for text in (f":PORT{vendor.prefix}", coverage) if text not in guide]
     assert wrong == []

@@ -104,7 +104,7 @@ def test_a_models_fields_say_what_their_names_do_not() -> None:
 
 
 def test_the_guide_lists_every_code_with_its_status_and_fault() -> None:
-    guide = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w*) ?\| (.*) \|$", guide, re.MULTILINE)
     listed = {code: (int(status), again == "yes", fault) for code, status, again, fault in rows}
     faults = {code: f"`{fault}`" for code, fault in FAULTS.items()} | {ErrorCode.SANDBOX_ENDED: "by the reason of the end"}

@@ -38,7 +38,7 @@ IN_TEXTS = dict(VOCABULARY["everywhere"])
 INSTEAD = {**IN_TEXTS, **VOCABULARY["names"]}
 """Word of the old vocabulary -> what to use."""
 
-GENERATED = {"docs/openapi.json": ("server",), "docs/cli.md": ("cli",)}
+GENERATED = {"docs/openapi.json": ("server",), "docs/reference/cli.md": ("cli",)}
 """Page that users read -> packages whose docstrings its texts are. The page is checked once these packages are done."""
 
 ALLOWED_NAMES = {"_JOURNAL_BYTES", "_LARGE_JOURNAL_BYTES", "journal_bytes"}

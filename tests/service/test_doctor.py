@@ -106,7 +106,7 @@ def test_doctor_after_a_killed_one_finds_this_machine_able_and_leaves_nothing(da
     for isolation, runtime in (("gvisor", "runsc"), ("container", "crun")):
         assert checks[isolation]["facts"]["runtime"].startswith(f"{runtime} ")
         assert {"name": "boot", "ok": True, "detail": ""} in checks[isolation]["parts"]
-    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "doctor.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+) \| ([a-z ]+) \| [^|]+ \|$", page, re.MULTILINE)
     documented = {name: group for names, group in rows for name in re.findall(r"`([^`]+)`", names)}
     assert documented == {name: check["group"] for name, check in checks.items()}

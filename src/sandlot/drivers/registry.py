@@ -2,7 +2,7 @@
 
 A factory takes the settings and returns a :class:`~sandlot.model.ports.Driver`. Sandlot's own drivers are listed here and imported when they are
 opened. Other drivers are found through the entry point group ``sandlot.drivers``; they must pass the suite of ``sandlot.testing.drivers``
-(docs/drivers.md). The operator chooses which drivers may be used, not this module.
+(docs/how-to/write-a-driver.md). The operator chooses which drivers may be used, not this module.
 """
 
 from __future__ import annotations

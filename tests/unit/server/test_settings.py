@@ -104,7 +104,7 @@ def test_a_password_of_the_database_is_shown_nowhere(config_file: Path) -> None:
 
 
 def test_the_docs_have_every_setting() -> None:
-    documented = set(re.findall(r"^\| `(SANDLOT_\w+)` \|", (ROOT / "docs/node.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(SANDLOT_\w+)` \|", (ROOT / "docs/how-to/size-a-node.md").read_text(), re.MULTILINE))
     assert documented == {"SANDLOT_CONFIG", *(f"SANDLOT_{field.name.upper()}" for field in fields(Settings))}
 
 

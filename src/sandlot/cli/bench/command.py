@@ -3,7 +3,7 @@
 Laws:
 - It measures what a user gets: the SDK over HTTP, the service that is configured or the local one, nothing else of Sandlot's.
 - Whatever it makes is gone in the end, also after an interrupt.
-- The keys of the rows and the JSON are stable, and described in ``docs/benchmarks.md``.
+- The keys of the rows and the JSON are stable, and described in ``docs/how-to/benchmark.md``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Measure what things take through the SDK, each beside the nearest native thing.
 
-    The rows are described in docs/benchmarks.md. Sandboxes are made, used and removed; pools of the service are filled and emptied, and are what
+    The rows are described in docs/how-to/benchmark.md. Sandboxes are created and removed; pools of the service are filled and emptied, and are what
     they were afterwards.
     """
     from sandlot.cli.bench import plan

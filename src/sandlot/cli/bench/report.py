@@ -1,7 +1,7 @@
 """What a benchmark comes to: its rows, what was sampled for each, and the report for programs. Pure.
 
 Laws:
-- The keys of the rows are a promise: programs read them (``docs/benchmarks.md``).
+- The keys of the rows are a promise: programs read them (``docs/how-to/benchmark.md``).
 - A row that could not be measured says why, and holds no figure.
 - Percentiles go towards the worse end: 95 of 100 were at least as good as ``p95_ms``, also where more is better.
 """

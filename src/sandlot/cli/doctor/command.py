@@ -1,7 +1,7 @@
 """``sandlot doctor``: can this machine run sandboxes, found by running one, and what would help.
 
 Exit status 0 means that it can, with what the operator set; what is merely missing comfort does not count. What is looked at is in ``checks.py``
-and in ``host/checks``; this only tells it. The names and the JSON are stable, and described in ``docs/doctor.md``.
+and in ``host/checks``; this only tells it. The names and the JSON are stable, and described in ``docs/reference/doctor.md``.
 """
 
 from __future__ import annotations

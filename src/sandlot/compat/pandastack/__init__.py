@@ -11,5 +11,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/howto/move-from-pandastack.md of Sandlot lists the supported calls of PandaStack.",
+    help="docs/how-to/move-from-pandastack.md of Sandlot lists the supported calls of PandaStack.",
 )

@@ -14,5 +14,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/howto/move-from-sandbase.md of Sandlot lists the supported calls of Sandbase.",
+    help="docs/how-to/move-from-sandbase.md of Sandlot lists the supported calls of Sandbase.",
 )

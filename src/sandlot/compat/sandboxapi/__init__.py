@@ -15,5 +15,5 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/doors.md of Sandlot lists the supported calls of SandboxAPI.",
+    help="docs/explanation/compatibility-apis.md of Sandlot lists the supported calls of SandboxAPI.",
 )

@@ -15,7 +15,7 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/howto/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
+    help="docs/how-to/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
     root_router=routes.root_router,
     authenticate=routes.admit,
 )

@@ -1,4 +1,4 @@
-"""Suites that a third-party driver must pass, so that it behaves like Sandlot's own drivers (docs/drivers.md).
+"""Suites that a third-party driver must pass, so that it behaves like Sandlot's own drivers (docs/how-to/write-a-driver.md).
 
 Use them in a test module::
 

@@ -1,4 +1,4 @@
-"""Suites that a third-party store or blob store must pass, so that Sandlot's core can use it (docs/stores.md).
+"""Suites that a third-party store or blob store must pass, so that Sandlot's core can use it (docs/how-to/write-a-store.md).
 
 Use them in a test module::
 

@@ -46,7 +46,7 @@ def test_the_keys_are_what_programs_read() -> None:
 
 
 def test_the_page_describes_every_row_and_its_yardstick() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "benchmark.md").read_text(encoding="utf-8")
     described = dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \|$", page, re.MULTILINE))
     assert list(described) == KEYS
     assert [key for key, kind in KINDS.items() if kind.yardstick is not None and described[key] in {"", "-"}] == []

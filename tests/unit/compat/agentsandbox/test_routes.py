@@ -52,7 +52,7 @@ async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.A
 
 async def test_wrong_methods_paths_and_bodies_are_refused_in_the_vendors_format(http: httpx.AsyncClient) -> None:
     assert "POST" in refused(await http.put(f"{HERE}/v1/execute", json={}), 405)
-    assert "docs/doors.md" in refused(await http.get(f"{HERE}/v1/nope"), 404)
+    assert "docs/explanation/compatibility-apis.md" in refused(await http.get(f"{HERE}/v1/nope"), 404)
     for method in ("GET", "DELETE"):
         refused(await http.request(method, f"{HERE}/v1/sessions/"), 404)  # a client's delete("") has deleted nothing
     for content in (b"", b"{", b"[]", b"null", b"\xff", b'{"code": 1}', b'"x"', b"[" * 5000):
