@@ -1,8 +1,8 @@
 """Fault classes: the cause of a failed request, run or sandbox, by which a client decides what to do.
 
-Nobody has to match texts: an error has its class by its code (``model/errors.py``), a sandbox by the reason of its end (``model/ports.py``), a run by
-its status (``model/executions.py``) and a one-shot program by its verdict (``core/oneshot/verdict.py``). The tables are total. Classes are computed
-when a value is read and are stored nowhere.
+The class of an error follows from its code (``model/errors.py``), that of a sandbox from the reason of its end (``model/ports.py``), that of a run
+from its status (``model/executions.py``) and that of a one-shot program from its verdict (``core/oneshot/verdict.py``). The tables are total. Classes
+are computed when a value is read and are not stored.
 """
 
 from __future__ import annotations

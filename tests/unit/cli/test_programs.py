@@ -72,3 +72,9 @@ def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Pa
         assert there.seen[-1].json()["items"][0]["language"] == language
     assert dispatch(["execute", str(tmp_path / "a.txt")]) == 125
     assert "--language" in capfd.readouterr().err
+
+
+def test_json_has_the_fault_class(there: Script, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there.say(done(status="memory_exceeded", fault="limit", exit_code=137))
+    assert dispatch(["execute", str(program), "--json"]) == 137
+    assert json.loads(capsys.readouterr().out)["fault"] == "limit"
