@@ -149,7 +149,8 @@ def test_timeout_and_cancel_kill_processes_that_ignore_signals_and_left_the_grou
     assert (done.timed_out, done.exit_code, done.signal) == (True, 124, 9)
     until(lambda: not sleeping(sandbox, "4402"))
     with service.client.transport.event_stream("POST", f"/v1/sandboxes/{sandbox.id}/processes", body={"command": stubborn, "timeout": None}) as told:
-        assert next(iter(told)).name == "started"
+        events = iter(told)  # kept: the stream ends with its iterator
+        assert next(events).name == "started"
         until(lambda: sleeping(sandbox, "4402"))
     until(lambda: not sleeping(sandbox, "4402"))  # whoever asked has gone away
     screen = sandbox.pty.create(stubborn)
