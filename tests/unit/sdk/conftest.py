@@ -14,7 +14,7 @@ from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Server
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Script]:
-    """A scripted service on a socket of its own."""
+    """A scripted service on its own unix socket."""
     script = Script(tmp_path / "s.sock")
     with Server(script) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

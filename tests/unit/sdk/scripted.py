@@ -1,4 +1,4 @@
-"""A service that answers what a test tells it to: for what the real one never does on purpose (faults, cut streams, other versions)."""
+"""A service with scripted responses, for behaviour that the real service shows only by accident: faults, cut streams, other versions."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_an_error_is_rebuilt_from_its_code(service: Script, client: Client) -> N
     assert service.seen[0].path == "/v1/sandboxes/sb%2F..%2Fx%3Fy"
 
 
-def test_a_busy_service_is_asked_again_when_it_says_when(service: Script, client: Client) -> None:
+def test_refused_request_is_repeated_after_the_requested_time(service: Script, client: Client) -> None:
     busy = problem(503, "busy", retryable=True, retry_after=0)
     service.say(busy, busy, Reply(201, SANDBOX))
     assert Sandbox.create("base", client=client).id == SANDBOX["id"]
@@ -78,7 +78,7 @@ async def test_async_upload_of_pieces_is_not_sent_again(service: Script, async_s
     assert [seen.body for seen in service.seen] == [b"ab"]
 
 
-def test_a_cut_answer_is_unavailable_and_the_next_call_works(service: Script, client: Client) -> None:
+def test_cut_response_is_unavailable_and_the_next_request_works(service: Script, client: Client) -> None:
     service.say(Reply(200, b'{"version"', cut=True), Reply(200, {"version": "1"}))
     with pytest.raises(ConnectionLostError):
         client.service.version()
@@ -126,7 +126,7 @@ def test_first_call_waits_for_the_next_service_if_the_socket_disappears(service:
     back.join()
 
 
-def test_a_create_that_was_cut_is_sent_again_under_the_same_name(service: Script, client: Client) -> None:
+def test_cut_create_is_repeated_with_the_same_key(service: Script, client: Client) -> None:
     service.say(Reply(gone=True), Reply(201, b'{"id"', cut=True), Reply(201, SANDBOX))
     assert Sandbox.create(client=client).id == SANDBOX["id"]
     keys = [seen.headers["idempotency-key"] for seen in service.seen]
@@ -165,7 +165,7 @@ async def test_async_command_is_not_sent_again_after_a_cut(service: Script, asyn
         assert len(service.seen) == 1
 
 
-def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, client: Client) -> None:
+def test_next_page_is_requested_when_the_page_is_used_up(service: Script, client: Client) -> None:
     service.say(Reply(200, {"sandboxes": [SANDBOX] * 2, "next_cursor": "c"}), Reply(200, {"sandboxes": [SANDBOX], "next_cursor": None}))
     found = client.sandboxes.iter()
     next(found)
@@ -175,7 +175,7 @@ def test_a_page_is_asked_for_when_the_one_before_was_used(service: Script, clien
     assert len(service.seen) == 2
 
 
-def test_a_list_that_leads_to_itself_ends(service: Script, client: Client) -> None:
+def test_repeated_page_cursor_is_an_error(service: Script, client: Client) -> None:
     service.say(Reply(200, {"sandboxes": [SANDBOX], "next_cursor": "c"}))
     with pytest.raises(InternalError):
         client.sandboxes.list()

@@ -44,7 +44,7 @@ def asked(seen: Seen) -> dict[str, str]:
     return {name: value for name, (value,) in parse_qs(seen.query).items()}
 
 
-def test_an_answer_that_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+def test_cut_response_is_requested_again_with_the_same_key(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     for reply in (Reply(gone=True), Reply(200, b"{", cut=True)):
         with subtests.test(reply=reply):
             service.seen.clear()
@@ -57,7 +57,7 @@ def test_an_answer_that_was_cut_is_asked_for_again_under_the_same_key(service: S
             assert service.seen[-1].headers["idempotency-key"] != keys[0]
 
 
-def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sandbox: Sandbox) -> None:
+def test_broken_run_stream_is_continued(service: Script, sandbox: Sandbox) -> None:
     service.say(
         events(ACCEPTED, STARTED, out("ab", 0), shown("1"), cut=True),
         Reply(gone=True),
@@ -77,14 +77,14 @@ def test_a_stream_that_breaks_is_gone_on_with_where_it_was(service: Script, sand
     ]
 
 
-def test_a_service_that_stops_is_waited_for(service: Script, sandbox: Sandbox) -> None:
+def test_run_waits_for_the_next_service(service: Script, sandbox: Sandbox) -> None:
     stopping = ("failure", {"status": 503, "code": "service_stopping", "detail": "it stops", "hint": "", "fields": {}})
     service.say(events(ACCEPTED, STARTED, stopping), problem(503, "busy", retryable=True, retry_after=0), events(ACCEPTED, ("exit", DONE)))
     assert sandbox.run_code("x", on_stdout=print).ok
     assert [seen.method for seen in service.seen] == ["POST", "GET", "GET"]
 
 
-def test_what_is_no_cut_is_raised(service: Script, sandbox: Sandbox) -> None:
+def test_errors_other_than_cuts_are_raised(service: Script, sandbox: Sandbox) -> None:
     ended = ("failure", {"status": 410, "code": "sandbox_ended", "detail": "it ended", "hint": "", "fields": {"reason": "killed"}})
     service.say(events(ACCEPTED, STARTED, ended))
     with pytest.raises(SandboxEndedError):
@@ -109,7 +109,7 @@ async def test_run_in_a_cancelled_anyio_scope_interrupts_its_code(service: Scrip
     assert service.seen[-1].path == f"{BASE}/code/e1/interrupt"
 
 
-def test_interrupt_before_the_first_event_interrupts_the_cell(service: Script, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_the_first_event_interrupts_the_code(service: Script, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     send = httpx.Client.send
 
     def interrupted(*args: Any, **options: Any) -> httpx.Response:  # noqa: ANN401 - those of httpx
@@ -139,7 +139,7 @@ async def test_asynchronous_callbacks_are_awaited_in_order(service: Script, asyn
     assert told == ["a", "b", *done.results, done.error]
 
 
-def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(service: Script, sandbox: Sandbox) -> None:
+def test_background_run_is_awaited_polled_and_interrupted(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(202, {"id": "e1", "context": "default"}))
     handle = sandbox.run_code("x", background=True)
     assert service.seen[-1].json()["background"] is True
@@ -157,7 +157,7 @@ def test_a_cell_in_the_background_is_waited_for_looked_at_and_interrupted(servic
     assert not handle.interrupt()
 
 
-def test_a_context_whose_create_was_cut_is_asked_for_again_under_the_same_key(service: Script, sandbox: Sandbox) -> None:
+def test_cut_create_of_a_context_is_repeated_with_the_same_key(service: Script, sandbox: Sandbox) -> None:
     made = {"id": "ctx-0123456789abcdef", "language": "python", "cwd": "/workspace", "state": "starting", "execution_count": 0, "pid": 5}
     service.say(Reply(gone=True), Reply(201, made))
     assert sandbox.contexts.create().id == made["id"]
@@ -166,7 +166,7 @@ def test_a_context_whose_create_was_cut_is_asked_for_again_under_the_same_key(se
     assert first.headers["idempotency-key"] == again.headers["idempotency-key"]
 
 
-def test_contexts_are_made_listed_and_taken_by_object_or_id(service: Script, sandbox: Sandbox) -> None:
+def test_contexts_are_created_listed_and_addressed_by_object_or_id(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, CONTEXT))
     made = sandbox.contexts.create("python", cwd="/tmp", envs={"A": "b"})
     assert made == Context("ctx-0123456789abcdef", "python", "/workspace", "idle", 2, 17)

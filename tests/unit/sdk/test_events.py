@@ -1,20 +1,18 @@
-"""What a service keeps, as both clients see it: streams that go on where they were, pages, files that go nowhere else."""
+"""Events: lists, pages, and streams that are continued after a cut."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandlot.model.errors import InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.model.errors import NotFoundError, UnavailableError
 from sandlot.sdk import AsyncClient, Client
 from sandlot.sdk._async import events as async_events
 from sandlot.sdk._sync import events as sync_events
 from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 AT = "2026-01-01T00:00:00Z"
-FILE = {"id": "file-a", "filename": "a.txt", "media_type": "text/plain", "size_bytes": 3, "sha256": "0", "created_at": AT, "sandbox": None}
 RUN = {"id": "e1", "sandbox": "sb", "kind": "code", "status": "ok", "created_at": AT, "code": "1", "argv": None, "duration_s": 0.5}
 
 
@@ -35,7 +33,7 @@ STREAMS = (
 ASKED = ["", "after=4", "after=6", "after=6"]
 
 
-def test_a_stream_that_is_cut_goes_on_where_it_was(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_event_stream_is_continued(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
     service.say(*STREAMS)
     follower = client.events.follow()
@@ -43,7 +41,7 @@ def test_a_stream_that_is_cut_goes_on_where_it_was(service: Script, client: Clie
     assert [seen.query for seen in service.seen] == ASKED
 
 
-async def test_so_does_the_asynchronous_one(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_async_cut_event_stream_is_continued(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_events, "RECONNECT_WAIT_S", 0)
     service.say(*STREAMS)
     async with AsyncClient(url=service.url) as client:
@@ -52,7 +50,7 @@ async def test_so_does_the_asynchronous_one(service: Script, monkeypatch: pytest
     assert [seen.query for seen in service.seen] == ASKED
 
 
-def test_a_service_that_does_not_come_back_is_given_up(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_stream_ends_after_too_many_failed_attempts(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
     service.say(problem(503, "service_unavailable", retryable=False))
     with pytest.raises(UnavailableError):
@@ -71,32 +69,8 @@ def test_events_are_listed_newest_first_and_iterated_oldest_first(service: Scrip
     assert orders == [False, False, True, True, True]
 
 
-def test_a_refusal_is_no_cut(service: Script, client: Client) -> None:
+def test_refused_event_stream_is_not_repeated(service: Script, client: Client) -> None:
     service.say(problem(404, "not_found"))
     with pytest.raises(NotFoundError):
         next(client.events.follow())
     assert len(service.seen) == 1
-
-
-def test_a_file_needs_a_name_and_a_path_a_file(service: Script, client: Client, tmp_path: Path) -> None:
-    for refused in (b"x", [b"x"]):
-        with pytest.raises(InvalidRequestError):
-            client.file_store.upload(refused)
-    with pytest.raises(InvalidRequestError):
-        client.file_store.upload(tmp_path)
-    with pytest.raises(NotFoundError):
-        client.file_store.upload(tmp_path / "none")
-    assert service.seen == []
-
-
-def test_a_download_lands_where_it_was_asked_for(service: Script, client: Client, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    service.say(Reply(200, FILE), Reply(200, b"abc"))
-    assert client.file_store.download("file-a", folder) == folder / "a.txt"
-    assert (folder / "a.txt").read_bytes() == b"abc"
-    for name in ("../b", "", ".."):
-        service.say(Reply(200, {**FILE, "filename": name}))
-        with pytest.raises(InvalidRequestError):
-            client.file_store.download("file-a", folder)
-    assert [path.name for path in folder.iterdir()] == ["a.txt"]

@@ -1,4 +1,4 @@
-"""What installing sends and gives, of both clients; a failed install is a result."""
+"""Installs of both clients: requests, streamed output and results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD = events(
 CUT = Reply(200, headers={"Content-Type": "text/event-stream"}, pieces=list(TOLD.pieces or [])[:2])
 
 
-def test_one_package_is_a_word_or_a_list(service: Script, subtests: pytest.Subtests) -> None:
+def test_one_package_is_text_or_a_list(service: Script, subtests: pytest.Subtests) -> None:
     for words in ("six", ["six"], ("six",)):
         with subtests.test(words=words):
             service.say(Reply(201, SANDBOX), Reply(200, FINISHED))
@@ -34,7 +34,7 @@ def test_one_package_is_a_word_or_a_list(service: Script, subtests: pytest.Subte
             assert asked.json() == {"manager": "pip", "packages": ["six"], "timeout": 300.0}
 
 
-def test_its_output_comes_as_it_is_written(service: Script) -> None:
+def test_output_of_an_install_is_streamed(service: Script) -> None:
     service.say(Reply(201, SANDBOX), TOLD)
     said: list[str] = []
     pieces: list[Output] = []
@@ -50,7 +50,7 @@ def test_its_output_comes_as_it_is_written(service: Script) -> None:
     assert service.seen[-1].headers["accept"] == "text/event-stream"
 
 
-def test_one_whose_end_is_never_told_is_no_result(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_stream_without_an_end_is_an_error(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "_FIRST_S", 0.001)
     service.say(Reply(201, SANDBOX), *[CUT] * retries.MAX_TRIES)
     with Client(url=service.url) as client, pytest.raises(UnavailableError):
@@ -58,7 +58,7 @@ def test_one_whose_end_is_never_told_is_no_result(service: Script, monkeypatch: 
 
 
 @pytest.mark.parametrize("first", [Reply(gone=True), CUT], ids=["before", "within"])
-def test_one_whose_answer_was_cut_is_joined_and_nothing_is_told_twice(service: Script, first: Reply) -> None:
+def test_cut_install_is_joined_without_repeated_output(service: Script, first: Reply) -> None:
     said: list[str] = []
     service.say(Reply(201, SANDBOX), first, TOLD, Reply(gone=True), Reply(200, FINISHED))
     with Client(url=service.url) as client:

@@ -1,4 +1,4 @@
-"""What a sandbox tells of itself, as both clients and the command line see it: what listens, what its runs wrote, and what they write."""
+"""Listening ports and logs of a sandbox, in the client and on the command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_logs_are_followed_until_the_sandbox_ends(service: Script, sandbox: Sand
             list(sandbox.follow_logs())
 
 
-def test_the_command_line_shows_it(service: Script, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_line_prints_logs(service: Script, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SANDLOT_URL", service.url)
     monkeypatch.delenv("SANDLOT_API_KEY", raising=False)
     service.say(Reply(200, SANDBOX), Reply(200, LOGS))

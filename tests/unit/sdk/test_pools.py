@@ -31,7 +31,7 @@ POOL: dict[str, Any] = {
 }
 
 
-def test_a_pool_is_asked_for_and_read(client: Client, service: Script) -> None:
+def test_pool_is_created_and_read(client: Client, service: Script) -> None:
     service.say(Reply(201, POOL))
     made = client.pools.create(
         "base", warm=2, max=4, prepared=1, isolation="gvisor", cpus=0.5, memory="1G", disk=GIB, pids=99, metadata={"team": "blue"}

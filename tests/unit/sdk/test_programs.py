@@ -36,7 +36,7 @@ def lines(*pieces: bytes, cut: bool = False) -> Reply:
     return Reply(pieces=list(pieces), headers={"Content-Type": "application/x-ndjson"}, cut=cut)
 
 
-def test_one_program_is_sent_whole_and_its_result_is_read(service: Script) -> None:
+def test_program_is_sent_and_its_result_read(service: Script) -> None:
     service.say(lines(b"\n", item(0, RESULT)))
     with Client(url=service.url) as client:
         done = client.programs.run(
@@ -82,12 +82,12 @@ def test_what_is_not_given_is_not_sent() -> None:
     assert batch_body([{"language": "bash", "code": ""}], None) == {"items": [{"language": "bash", "code": ""}]}
 
 
-def test_a_word_that_is_none_is_refused_before_anything_is_sent() -> None:
+def test_unknown_program_option_is_refused_before_the_request() -> None:
     with pytest.raises(InvalidRequestError, match=r"tiemout.* timeout"):
         batch_body([{"language": "bash", "code": "", "tiemout": 1}], None)
 
 
-async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> None:
+async def test_batch_results_are_in_order(service: Script) -> None:
     service.say(lines(item(2, RESULT), item(1, error=PROBLEM), item(0, {**RESULT, "status": "wrong_answer"})))
     async with AsyncClient(url=service.url) as client:
         done = await client.programs.run_batch([{"language": "bash", "code": str(n)} for n in range(3)], concurrency=2)
@@ -99,13 +99,13 @@ async def test_a_batch_comes_in_order_and_each_has_its_own(service: Script) -> N
     assert service.seen[0].json()["concurrency"] == 2
 
 
-def test_the_error_of_one_program_is_raised(service: Script) -> None:
+def test_error_of_a_program_is_raised(service: Script) -> None:
     service.say(lines(item(0, error=PROBLEM)))
     with Client(url=service.url) as client, pytest.raises(NotFoundError, match="no template"):
         client.programs.run("bash", "")
 
 
-def test_a_batch_that_is_refused_or_fails_as_a_whole_is_raised(service: Script) -> None:
+def test_refused_or_failed_batch_is_raised(service: Script) -> None:
     service.say(Reply(400, {**PROBLEM, "code": "invalid_request", "status": 400}, {"Content-Type": "application/problem+json"}))
     with Client(url=service.url) as client:
         with pytest.raises(InvalidRequestError):
@@ -115,7 +115,7 @@ def test_a_batch_that_is_refused_or_fails_as_a_whole_is_raised(service: Script) 
             client.programs.run_batch([{"language": "bash", "code": ""}] * 2)
 
 
-def test_a_batch_that_is_cut_says_so(service: Script, subtests: pytest.Subtests) -> None:
+def test_cut_batch_is_an_error(service: Script, subtests: pytest.Subtests) -> None:
     for cut in (False, True):
         with subtests.test(cut=cut):
             service.say(lines(item(0, RESULT), b'{"index"', cut=cut))

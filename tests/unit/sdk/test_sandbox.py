@@ -41,12 +41,12 @@ def sandbox(service: Script) -> Iterator[Sandbox]:
         yield made
 
 
-def test_a_service_before_rests_is_understood() -> None:
+def test_missing_fields_have_defaults() -> None:
     told = structure(SandboxInfo, {"id": "x", "state": "running"})
     assert (told.on_timeout, told.auto_resume, told.snapshot, told.parent, told.restored) == ("kill", True, None, None, None)
 
 
-def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+def test_cut_suspend_and_resume_are_repeated(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     rests: tuple[tuple[str, Callable[[Sandbox], object], bytes], ...] = (
         ("pause", lambda sandbox: sandbox.pause(), b""),
         ("resume", lambda sandbox: sandbox.resume(), b"{}"),
@@ -62,7 +62,7 @@ def test_a_rest_is_one_request_that_is_sent_again_where_it_was_cut(service: Scri
             assert sandbox.metadata == {"heard": verb}
 
 
-def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script, sandbox: Sandbox) -> None:
+def test_cut_snapshot_is_repeated_with_the_same_key(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(gone=True), Reply(201, SNAPSHOT))
     taken = sandbox.snapshot("mine", "files")
     assert taken == SnapshotInfo(
@@ -84,7 +84,7 @@ def test_a_snapshot_is_taken_once_however_often_it_is_asked_for(service: Script,
     assert (service.seen[-1].json(), service.seen[-1].headers["idempotency-key"]) == ({"kind": "memory"}, "k")
 
 
-def test_connections_are_closed_by_the_last_of_a_family(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_fork_closes_the_shared_connections(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_URL", service.url)
     closed: list[Client] = []
     close = Client.close
@@ -108,7 +108,7 @@ def test_connections_are_closed_by_the_last_of_a_family(service: Script, monkeyp
     assert len(closed) == 1
 
 
-def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
+def test_fork_tree_is_read(service: Script, sandbox: Sandbox) -> None:
     def branch(id_: str, parent: str | None) -> dict[str, object]:
         return {"id": id_, "parent": parent, "state": "running", "name": None, "created_at": AT, "of a later version": 1}
 
@@ -123,7 +123,7 @@ def test_a_tree_is_read_and_walked(service: Script, sandbox: Sandbox) -> None:
     assert tree.sandboxes[1] == ForkTreeNode("b", "a", "running", None, datetime(2026, 11, 22, 10, tzinfo=UTC))
 
 
-def test_connecting_resumes_what_rests(service: Script, subtests: pytest.Subtests) -> None:
+def test_connect_resumes_suspended_sandboxes(service: Script, subtests: pytest.Subtests) -> None:
     for state in ("pausing", "paused", "hibernating", "hibernated", "waking"):
         with subtests.test(state=state):
             service.seen.clear()
@@ -218,7 +218,7 @@ async def test_async_fork_batch_spares_the_promoted_fork(service: Script, async_
     assert [seen.path for seen in service.seen] == ["/v1/sandboxes/sb-1", "/v1/sandboxes/sb-2"]
 
 
-def test_a_fork_that_cannot_be_killed_spares_no_other(service: Script, sandbox: Sandbox) -> None:
+def test_fork_that_cannot_be_killed_does_not_spare_the_others(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(201, FORKS))
     forks = sandbox.fork(3)
     service.seen.clear()

@@ -14,7 +14,7 @@ from sandlot.sdk import Client
 
 
 def test_threads_that_call_after_a_close_open_one_pool_of_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one would be nobody's, and never be closed."""
+    """A second pool of connections would never be closed."""
     client = Client(data_dir=tmp_path, autostart=False)
     client.close()
     opened: list[httpx.Client] = []

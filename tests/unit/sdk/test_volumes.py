@@ -19,7 +19,7 @@ VOLUME: dict[str, Any] = {
 BOX = {"id": "sb-1", "state": "running", "template": "base", "volumes": [{"volume": VOLUME["id"], "path": "/data", "read_only": True}]}
 
 
-def test_a_sandbox_tells_its_volumes_and_forks_share_them_where_it_is_said(service: Script) -> None:
+def test_volumes_of_a_sandbox_are_read_and_shared_with_forks(service: Script) -> None:
     service.say(Reply(201, BOX), Reply(200, BOX), Reply(201, {"sandboxes": [BOX]}), Reply(201, {"sandboxes": [BOX]}))
     with Client(url=service.url) as client:
         box = Sandbox.create("base", client=client)

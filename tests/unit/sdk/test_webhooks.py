@@ -25,7 +25,7 @@ HOOK: dict[str, Any] = {
 }
 
 
-def test_a_webhook_is_asked_for_and_read(client: Client, service: Script) -> None:
+def test_webhook_is_created_and_read(client: Client, service: Script) -> None:
     service.say(Reply(201, {**HOOK, "secret": "whsec_abc"}))
     made = client.webhooks.create("https://example.com/", events=["sandbox.ended"], secret="x" * 8, name="monitor")
     assert (service.seen[-1].method, service.seen[-1].path) == ("POST", "/v1/webhooks")
