@@ -1,4 +1,4 @@
-"""Packages: their place in the README, and what may be imported where."""
+"""Packages: their place in the page of the architecture, and what may be imported where."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_modules_open_with_a_docstring() -> None:
     assert [name(module) for module in every if not _opening(module.read_text(encoding="utf-8"))] == []
 
 
-def test_readme_lists_all_packages_in_the_order_of_the_layers() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    mapped = re.findall(r"^\| `(\w+)/` \| (\d+) \|", readme, re.MULTILINE)
+def test_architecture_lists_all_packages_in_the_order_of_the_layers() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    mapped = re.findall(r"^\| `(\w+)/` \| (\d+) \|", page, re.MULTILINE)
     assert sorted(package for package, _ in mapped) == rooms()
     lines = [int(line) for _, line in mapped]
     assert lines == sorted(lines, reverse=True)

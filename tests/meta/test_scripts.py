@@ -1,4 +1,4 @@
-"""The scripts: every verb is there, is plain bash that parses, and is named in the README."""
+"""The scripts: every verb is there, is plain bash that parses, and is named in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.meta.tree import ROOT, SCRIPTS, name
 VERBS = sorted(path for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 LIBRARIES = sorted(SCRIPTS.glob("*.sh"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_scripts_are_executable_bash_that_stops_at_the_first_error() -> None:
@@ -31,8 +32,8 @@ def test_bash_can_parse_all_scripts() -> None:
     assert [name(script) for script in scripts if subprocess.run(["bash", "-n", script], check=False).returncode] == []
 
 
-def test_the_readme_lists_the_verbs() -> None:
-    assert set(re.findall(r"^\| `scripts/(\w+)` \|", README, re.MULTILINE)) == {verb.name for verb in VERBS}
+def test_contributing_lists_the_verbs() -> None:
+    assert set(re.findall(r"^\| `scripts/(\w+)` \|", CONTRIBUTING, re.MULTILINE)) == {verb.name for verb in VERBS}
 
 
 def test_ci_runs_lint_and_the_readmes_test_command_and_nothing_else() -> None:
