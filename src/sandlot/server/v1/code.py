@@ -1,4 +1,4 @@
-"""Code: run in a context that keeps its variables, followed, interrupted."""
+"""Code that runs in contexts: schemas, events and routes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sandlot.model.faults import Fault
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import EventTable, IdempotencyKey, Problem, documented_response
-from sandlot.server.v1.processes import WAIT_MOST_S, LostEvent, OutputEvent, captured
+from sandlot.server.v1.processes import MAX_WAIT_S, LostEvent, OutputEvent, captured
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
@@ -38,25 +38,27 @@ from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
 
 _STATUS = (
-    "ok; error: it raised, or was interrupted; timeout: it was interrupted after its time; killed: its interpreter had to be; died: its interpreter "
-    "ended; oom: its interpreter was killed for its memory; aborted: it never ran"
+    "`ok`; `error`: the code raised an exception or was interrupted; `timeout`: the timeout passed; `killed`: the interpreter had to be killed; "
+    "`died`: the interpreter ended; `oom`: the interpreter was killed at the memory limit; `aborted`: the code was withdrawn before its turn"
 )
 
 
 class RunCodeRequest(RequestModel):
-    """Code to run in a context."""
+    """Code to run, with its context and limits."""
 
-    code: Text = Field(description="At most 4 MiB; more belongs in a file.", examples=["x = 6 * 7\nprint(x)"])
-    language: Text | None = Field(default=None, description="python, bash or javascript; left out, the context's, or python.", examples=["python"])
-    context: Text | None = Field(default=None, description="Where to run it; left out, the context of the language that is there always.")
-    env: Metadata = Field(default_factory=dict, description="Set for this run only.")
-    timeout: float | None = Field(
-        default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds from when its turn came until it is interrupted; null is never."
+    code: Text = Field(description="Code of at most 4 MiB.", examples=["x = 6 * 7\nprint(x)"])
+    language: Text | None = Field(
+        default=None, description="`python`, `bash` or `javascript`. Default: the language of the context, otherwise `python`.", examples=["python"]
     )
-    background: bool = Field(default=False, description="Answer at once with the execution's id; a client that goes away ends nothing.")
+    context: Text | None = Field(default=None, description="Id of the context. Default: the default context of the language.")
+    env: Metadata = Field(default_factory=dict, description="Environment variables of this run.")
+    timeout: float | None = Field(
+        default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds from the start of the run until its interruption; null for no limit."
+    )
+    background: bool = Field(default=False, description="Return the id at once (202). The run continues if the client disconnects.")
 
-    def cell(self) -> CellSpec:
-        """What core makes of it."""
+    def spec(self) -> CellSpec:
+        """Return the parameters of the operation."""
         return CellSpec(
             code=self.code,
             language=self.language or ("python" if self.context is None else None),
@@ -67,44 +69,44 @@ class RunCodeRequest(RequestModel):
 
 
 class GetCodeQuery(QueryModel):
-    """Where to go on in what a run gives."""
+    """Position from which the output of a run is read."""
 
-    events_from: int = Field(default=0, ge=0, description="How many of its events that are no output to leave out: started, display, clear, error.")
-    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
-    stderr_from: int | None = Field(default=None, ge=0, description="The same.")
-    wait: float = Field(default=0, ge=0, le=WAIT_MOST_S, description="As JSON: seconds to wait for its end; 0 only looks.")
+    events_from: int = Field(default=0, ge=0, description="Number of `started`, `display`, `clear` and `error` events to skip.")
+    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset in the stream. Default: the oldest byte that is kept.")
+    stderr_from: int | None = Field(default=None, ge=0, description="Byte offset in the stream. Default: the oldest byte that is kept.")
+    wait: float = Field(default=0, ge=0, le=MAX_WAIT_S, description="Seconds to wait for the end of the run; has no effect on event streams.")
 
     @property
     def offsets(self) -> tuple[int, int | None, int | None]:
-        """All three."""
+        """All offsets."""
         return self.events_from, self.stdout_from, self.stderr_from
 
 
 class AcceptedExecutionResponse(ResponseModel):
-    """A run in the background."""
+    """A run that was accepted in the background."""
 
     id: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
 
 
 class DisplayResponse(ResponseModel):
-    """Something that code showed."""
+    """A rich result: the value of the last expression, or content that the code displayed."""
 
     data: dict[str, Any] = Field(
         description="MIME type -> text, or base64 for binary types.", examples=[{"text/plain": "<Figure>", "image/png": "iVBORw0KGgo="}]
     )
-    main: bool = Field(description="Whether it is the value of the last expression.")
-    metadata: dict[str, Any] = Field(default_factory=dict, description="What the code said of it.")
-    display_id: str | None = Field(default=None, description="The name that the code gave to it.")
-    update: bool = Field(default=False, description="Whether it takes the place of what was shown under that name.")
+    main: bool = Field(description="True for the value of the last expression.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Metadata by MIME type, for example the size of an image.")
+    display_id: str | None = Field(default=None, description="Name that the code gave to the display.")
+    update: bool = Field(default=False, description="True if the result replaces the display of that name.")
 
     @classmethod
     def of(cls, shown: Display) -> DisplayResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(data=mime_bundle(shown.data), main=shown.main, metadata=_plain(shown.metadata), display_id=shown.display_id, update=shown.update)
 
 
 class CodeErrorResponse(ResponseModel):
-    """The exception that ended a cell."""
+    """Exception that ended a run."""
 
     name: str = Field(examples=["ZeroDivisionError"])
     value: str = Field(examples=["division by zero"])
@@ -112,45 +114,45 @@ class CodeErrorResponse(ResponseModel):
 
     @classmethod
     def of(cls, error: CellError) -> CodeErrorResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(name=error.name, value=error.value, traceback=list(error.traceback))
 
 
 class CodeOutcomeResponse(ResponseModel):
-    """How a cell ended."""
+    """Outcome of a run."""
 
     id: str = Field(examples=["7d2f0a91c4e84b1f9a3d5c6b7e8f9012"])
     status: str = Field(description=_STATUS, examples=["ok"])
-    timed_out: bool = Field(description="True if the timeout of the cell ended it.")
-    fault: Fault | None = Field(description="Cause of a failure; null if the cell runs or its status is `ok`.")
+    timed_out: bool = Field(description="True if the timeout ended the run.")
+    fault: Fault | None = Field(description="Cause of a failure; null while the run continues and if its status is `ok`.")
     execution_count: int
     duration_s: float
 
     @classmethod
     def of(cls, outcome: CodeStatus) -> CodeOutcomeResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(**_cell(outcome))
 
 
 class CodeResultResponse(CodeOutcomeResponse):
-    """A cell that was run to its end, and all that it gave."""
+    """Outcome and output of a run."""
 
     stdout: str
     stderr: str
     stdout_omitted_bytes: int
     stderr_omitted_bytes: int
-    results: list[DisplayResponse] = Field(description="As a notebook shows them in the end: updates in their places, and without what was cleared.")
+    results: list[DisplayResponse] = Field(description="Results as a notebook shows them at the end: with updates applied, without cleared results.")
     results_omitted: int
     error: CodeErrorResponse | None
 
     @classmethod
     def executed(cls, done: CodeResult) -> CodeResultResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(**_executed(done))
 
 
 class CodePositionResponse(ResponseModel):
-    """Where to go on in what a run gives."""
+    """Position in the output of a run."""
 
     events_from: int
     stdout_from: int
@@ -158,36 +160,36 @@ class CodePositionResponse(ResponseModel):
 
 
 class CodeOutputResponse(CodeResultResponse):
-    """What is kept of a cell, by now."""
+    """Output of a run that is kept so far."""
 
-    status: str = Field(description=f"running; {_STATUS}", examples=["running"])
+    status: str = Field(description=f"`running`; {_STATUS}", examples=["running"])
     done: bool
-    next: CodePositionResponse = Field(description="What the next request goes on with, to be told only what is new.")
+    next: CodePositionResponse = Field(description="Position from which the next request reads only new output.")
 
     @classmethod
     def kept(cls, found: CodeResult) -> CodeOutputResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         at = CodePositionResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 
 class InterruptResponse(ResponseModel):
-    """What became of an interrupt."""
+    """Result of an interrupt."""
 
-    running: bool = Field(description="Whether there was something to interrupt.")
+    running: bool = Field(description="True if a run was interrupted or withdrawn.")
 
 
 def mime_bundle(data: Mapping[str, str | bytes]) -> dict[str, str]:
-    """A MIME bundle as JSON carries it: text as it is, bytes as text where the type is text, and else as base64. Pure."""
-    return {mime: item if isinstance(item, str) else _carried(mime, item) for mime, item in data.items()}
+    """Return a MIME bundle for JSON: text, bytes of text types decoded, other bytes in base64."""
+    return {mime: item if isinstance(item, str) else _encoded(mime, item) for mime, item in data.items()}
 
 
-def _carried(mime: str, item: bytes) -> str:
+def _encoded(mime: str, item: bytes) -> str:
     return item.decode("utf-8", "replace") if mime.startswith(_TEXT_TYPES) else base64.b64encode(item).decode()
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a guest said
-    """What JSON can carry of a value that came over the link."""
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a guest
+    """Return a value of the guest without bytes and without numbers that JSON lacks."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -219,22 +221,22 @@ def _executed(done: CodeResult) -> dict[str, Any]:
 
 
 class CodeAcceptedEvent(ResponseModel):
-    """A cell runs, or waits for its turn."""
+    """The run was accepted and waits for its turn."""
 
     id: str
 
 
 class CodeStartedEvent(ResponseModel):
-    """A cell's turn has come."""
+    """The code begins to run."""
 
     id: str
-    execution_count: int = Field(description="The number of the cell in its context.")
+    execution_count: int = Field(description="Number of the run in its context.")
 
 
 class OutputClearedEvent(ResponseModel):
-    """A cell took back what it has shown."""
+    """The code cleared its displays."""
 
-    wait: bool = Field(description="Not before it shows the next thing.")
+    wait: bool = Field(description="True if the displays are cleared only when the next result arrives.")
 
 
 CODE_EVENTS: EventTable = {
@@ -260,19 +262,21 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"], route_c
     "",
     responses={
         **documented_response(
-            CodeResultResponse, "It ended; with 'Accept: text/event-stream' or 'application/x-ndjson' events as it runs.", events=CODE_EVENTS
+            CodeResultResponse,
+            "Outcome and output of the run, or its events with `Accept: text/event-stream` or `application/x-ndjson`.",
+            events=CODE_EVENTS,
         ),
-        202: {"model": AcceptedExecutionResponse, "description": "It runs in the background, or waits for its turn."},
+        202: {"model": AcceptedExecutionResponse, "description": "The run in the background."},
     },
 )
 async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-    """Run code in a context. Unless it is in the background, it is interrupted when the client goes away; its variables stay."""
-    code, principal, cell = get_node(request).code, get_principal(request), body.cell()
+    """Run code in a context. A foreground run is interrupted if the client disconnects; variables are kept."""
+    code, principal, cell = get_node(request).code, get_principal(request), body.spec()
     if body.background:
         return json_response(AcceptedExecutionResponse(id=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
-        return streaming.event_response(request, _told(stream, CodePosition()), stream.aclose)
+        return streaming.event_response(request, _events(stream, CodePosition()), stream.aclose)
     return json_response(
         CodeResultResponse.executed(await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key)))
     )
@@ -281,31 +285,33 @@ async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_
 @router.get(
     "/{execution}",
     responses=documented_response(
-        CodeOutputResponse, "By now; with 'Accept: text/event-stream' or 'application/x-ndjson' events until it ends.", events=CODE_EVENTS
+        CodeOutputResponse,
+        "Output so far, or events until the end of the run with `Accept: text/event-stream` or `application/x-ndjson`.",
+        events=CODE_EVENTS,
     ),
 )
 async def get(sandbox: str, execution: str, query: Annotated[GetCodeQuery, Query()], request: Request) -> Response:
-    """Read, or follow, what a run of code gives, for as long as the sandbox keeps it. Nothing happens to it when the client goes away."""
+    """Read or follow the output of a run while the sandbox keeps it. The run continues if the client disconnects."""
     code, principal = get_node(request).code, get_principal(request)
     if streaming.accepts_events(request):
-        start = CodePosition(*(gone_on(request.headers.get("last-event-id", "")) or query.offsets))
+        start = CodePosition(*(parse_event_id(request.headers.get("last-event-id", "")) or query.offsets))
         stream = await cancel_on_disconnect(request, code.follow(principal, sandbox, execution, start))
-        return streaming.event_response(request, _told(stream, start), stream.aclose)
+        return streaming.event_response(request, _events(stream, start), stream.aclose)
     work = code.read(principal, sandbox, execution, CodePosition(*query.offsets), wait_s=query.wait)
     return json_response(CodeOutputResponse.kept(await cancel_on_disconnect(request, work)))
 
 
-@router.post("/{execution}/interrupt", responses=documented_response(InterruptResponse, "It was told."))
+@router.post("/{execution}/interrupt", responses=documented_response(InterruptResponse, "Result of the interrupt."))
 async def interrupt(sandbox: str, execution: str, request: Request) -> Response:
-    """Interrupt one run of code, as Ctrl-C would; one that waits for its turn never runs."""
+    """Interrupt a run like Ctrl-C. A run that waits for its turn is withdrawn."""
     return json_response(InterruptResponse(running=await get_node(request).code.interrupt(get_principal(request), sandbox, execution)))
 
 
-def gone_on(event_id: str) -> tuple[int, int, int] | None:
-    """Where a client of events goes on that was cut off: events, and both streams' offsets, after the last event that it saw. Pure.
+def parse_event_id(event_id: str) -> tuple[int, int, int] | None:
+    """Return the position after the event with an id of :func:`_events`, or None if the id is not valid.
 
     Args:
-        event_id: What it says that was (HTML standard, 9.2.4); None comes of what is none of ours.
+        event_id: Value of `Last-Event-ID` (HTML standard, 9.2.4).
     """
     parts = event_id.split("-")
     if len(parts) != OFFSETS or not all(each.isascii() and each.isdecimal() and len(each) <= DIGITS for each in parts):
@@ -314,17 +320,17 @@ def gone_on(event_id: str) -> tuple[int, int, int] | None:
     return events_from, stdout_from, stderr_from
 
 
-async def _told(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streaming.StreamEvent]:
-    """All that an execution gives, as events; each says by its id where to go on after it: ``STDOUT-STDERR-EVENTS``."""
+async def _events(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streaming.StreamEvent]:
+    """Convert the events of a run. The id of an event is the position after it: ``STDOUT-STDERR-EVENTS``."""
     output, events = streaming.OutputEvents({Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}), start.events
     execution = ""
     async for item in stream:
         if isinstance(item, Output | OutputGap):
-            for told in output.feed(item):
-                yield told._replace(id=f"{output.position}-{events}")
+            for piece in output.feed(item):
+                yield piece._replace(id=f"{output.position}-{events}")
             continue
-        for told in output.end():  # half a character came before this
-            yield told._replace(id=f"{output.position}-{events}")
+        for piece in output.end():  # an incomplete character precedes this event
+            yield piece._replace(id=f"{output.position}-{events}")
         if isinstance(item, CodeAccepted):
             execution = item.execution
             yield streaming.StreamEvent("accepted", {"id": execution}, f"{output.position}-{events}")

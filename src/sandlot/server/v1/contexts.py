@@ -1,4 +1,4 @@
-"""Contexts: kernels with state, each of one language and with its own variables."""
+"""Code contexts: schemas and routes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json
 
 
 class CreateContextRequest(RequestModel):
-    """A context to make."""
+    """Options of a new context."""
 
-    language: Text = Field(default="python", description="python, bash or javascript.", examples=["python"])
-    cwd: Text | None = Field(default=None, description="The folder to start in, absolute; /workspace where left out.", examples=["/workspace"])
-    env: Metadata = Field(default_factory=dict, description="Environment of everything that runs in it.")
+    language: Text = Field(default="python", description="`python`, `bash` or `javascript`.", examples=["python"])
+    cwd: Text | None = Field(default=None, description="Absolute working directory at the start. Default: /workspace.", examples=["/workspace"])
+    env: Metadata = Field(default_factory=dict, description="Environment variables of the context.")
 
 
 class ContextResponse(ResponseModel):
-    """A context as it is now."""
+    """State of a context."""
 
     id: str = Field(examples=["ctx-9f1c2a7be04d5836"])
     language: str = Field(examples=["python"])
-    cwd: str = Field(description="The folder that it starts in.", examples=["/workspace"])
-    state: str = Field(description="starting, idle, busy, or stopped: it starts with its next run.", examples=["idle"])
-    execution_count: int = Field(description="How many cells it has run.")
-    pid: int | None = Field(description="Its process in the sandbox.")
+    cwd: str = Field(description="Working directory at the start.", examples=["/workspace"])
+    state: str = Field(description="`starting`, `idle`, `busy`, or `stopped`: the next run starts the context.", examples=["idle"])
+    execution_count: int = Field(description="Number of runs so far.")
+    pid: int | None = Field(description="Process id in the sandbox.")
 
     @classmethod
     def of(cls, context: Context) -> ContextResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             id=context.id,
             language=context.language,
@@ -44,7 +44,7 @@ class ContextResponse(ResponseModel):
 
 
 class ContextsResponse(ResponseModel):
-    """The contexts of a sandbox."""
+    """All contexts of a sandbox."""
 
     contexts: list[ContextResponse]
 
@@ -52,43 +52,43 @@ class ContextsResponse(ResponseModel):
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"], route_class=SandboxRoute)
 
 
-@router.post("", status_code=201, responses=documented_response(ContextResponse, "It is there.", 201))
+@router.post("", status_code=201, responses=documented_response(ContextResponse, "The new context.", 201))
 async def create(sandbox: str, body: CreateContextRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-    """Make another context. Where the client goes away meanwhile, there is none, unless it can ask again by an Idempotency-Key."""
+    """Create a code context. If the client disconnects, the context is removed, unless the request has an Idempotency-Key."""
     contexts = get_node(request).contexts
     work = contexts.create(get_principal(request), sandbox, body.language, cwd=body.cwd, env=body.env, idempotency_key=idempotency_key)
     return json_response(ContextResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("", responses=documented_response(ContextsResponse, "All of them."))
+@router.get("", responses=documented_response(ContextsResponse, "All contexts."))
 async def list_contexts(sandbox: str, request: Request) -> Response:
-    """List the contexts of a sandbox."""
+    """List code contexts of a sandbox."""
     return json_response(
         ContextsResponse(contexts=[ContextResponse.of(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
     )
 
 
-@router.get("/{context}", responses=documented_response(ContextResponse, "It."))
+@router.get("/{context}", responses=documented_response(ContextResponse, "The context."))
 async def get(sandbox: str, context: str, request: Request) -> Response:
-    """Look at one context."""
+    """Get a code context."""
     return json_response(ContextResponse.of(await get_node(request).contexts.get(get_principal(request), sandbox, context)))
 
 
 @router.delete("/{context}", status_code=204, responses=PROBLEM)
 async def delete(sandbox: str, context: str, request: Request) -> Response:
-    """End a context and everything that runs in it. One that is there always starts anew with its next run."""
+    """End a context and everything running in it. A default context starts again with its next run."""
     await get_node(request).contexts.delete(get_principal(request), sandbox, context)
     return Response(status_code=204)
 
 
 @router.post("/{context}/restart", status_code=204, responses=PROBLEM)
 async def restart(sandbox: str, context: str, request: Request) -> Response:
-    """Begin anew: its variables are gone, what ran in it is ended, what waited for its turn never runs."""
+    """Restart a context. Its variables are lost, and its current and waiting runs end."""
     await get_node(request).contexts.restart(get_principal(request), sandbox, context)
     return Response(status_code=204)
 
 
-@router.post("/{context}/interrupt", responses=documented_response(InterruptResponse, "It was told."))
+@router.post("/{context}/interrupt", responses=documented_response(InterruptResponse, "Result of the interrupt."))
 async def interrupt(sandbox: str, context: str, request: Request) -> Response:
-    """Interrupt what runs in a context, as Ctrl-C would."""
+    """Interrupt the code running in a context like Ctrl-C."""
     return json_response(InterruptResponse(running=await get_node(request).contexts.interrupt(get_principal(request), sandbox, context)))

@@ -1,6 +1,6 @@
-"""Sandboxes that rest, and those that come of one: pause, resume, hibernate, wake, fork, tree, promote.
+"""Lifecycle of sandboxes: pause, resume, hibernate, fork, promote.
 
-Law: A rest that was begun goes on where its client goes away; what would be made for it is not.
+Invariant: If the client disconnects, a pause, resume or hibernation completes, and a fork batch is undone.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json
 
 
 class ResumeSandboxRequest(RequestModel):
-    """How a sandbox that rests is to go on."""
+    """Options of a resume."""
 
-    timeout: float | None = Field(default=None, ge=1, description="Seconds from now until its timeout; left out, as many as were last set.")
+    timeout: float | None = Field(default=None, ge=1, description="Seconds from now until the timeout. Default: the value that was set last.")
 
 
 class CreateForksRequest(RequestModel):
-    """Forks to make."""
+    """Options of new forks."""
 
-    count: int = Field(default=1, ge=1, le=MAX_CHILDREN, description="How many. There are all of them, or none.")
-    name: Text | None = Field(default=None, description="A name for people; of several, -1, -2 and so on are added to it.")
-    metadata: Metadata | None = Field(default=None, description="In place of the sandbox's own, which they have where this is left out.")
-    env: Metadata = Field(default_factory=dict, description="Added to the sandbox's environment, for what is started in them.")
-    timeout: float | None = Field(default=None, ge=1, description="Seconds until their timeout; left out, the sandbox's own.")
+    count: int = Field(default=1, ge=1, le=MAX_CHILDREN, description="Number of forks. All of them are created, or none.")
+    name: Text | None = Field(default=None, description="Name of the fork; several forks get the suffixes -1, -2 and so on.")
+    metadata: Metadata | None = Field(default=None, description="Metadata of the forks. Default: the metadata of the sandbox.")
+    env: Metadata = Field(default_factory=dict, description="Environment variables for new processes in the forks, added to those of the sandbox.")
+    timeout: float | None = Field(default=None, ge=1, description="Seconds until the timeout of the forks. Default: the timeout of the sandbox.")
 
     share_volumes: bool = Field(
         default=False,
-        description="Whether they share the volumes that the sandbox writes to; without it such a fork is refused. Read-only ones are shared.",
+        description="Let the forks share writable volumes with the sandbox. If false, the fork of a sandbox with a writable volume is "
+        "refused. Read-only "
+        "volumes are always shared.",
     )
 
-    def asked(self) -> ForkParams:
-        """What core makes of it."""
+    def params(self) -> ForkParams:
+        """Return the parameters of the operation."""
         check_reserved_names(self.metadata or {})
         timeout_s = SAME if self.timeout is None else self.timeout
         return ForkParams(
@@ -49,99 +51,99 @@ class CreateForksRequest(RequestModel):
 
 
 class ForksResponse(ResponseModel):
-    """Forks that run."""
+    """New forks."""
 
     sandboxes: list[SandboxResponse]
 
     @classmethod
     def of(cls, sandboxes: Sequence[SandboxInfo]) -> ForksResponse:
-        """What is told of them."""
+        """Convert a value of the node."""
         return cls(sandboxes=[SandboxResponse.of(sandbox) for sandbox in sandboxes])
 
 
 class ForkTreeNodeResponse(ResponseModel):
-    """One sandbox of a tree of forks."""
+    """A sandbox of a fork tree."""
 
     id: str
-    parent: str | None = Field(description="Whose fork it is; null of what is nobody's.")
+    parent: str | None = Field(description="Id of the sandbox that this sandbox is a fork of; null if it is not a fork.")
     state: str
     name: str | None
     created_at: datetime
 
     @classmethod
     def of(cls, sandbox: SandboxInfo) -> ForkTreeNodeResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
 
 class ForkTreeResponse(ResponseModel):
-    """Sandboxes that came of one another."""
+    """Fork tree of a sandbox."""
 
-    root: str = Field(description="The first one. It may have ended so long ago that it is not among the sandboxes.")
-    sandboxes: list[ForkTreeNodeResponse] = Field(description="All that are known still, oldest first: each behind whose fork it is.")
+    root: str = Field(description="Id of the first sandbox. `sandboxes` lacks it if its record is no longer kept.")
+    sandboxes: list[ForkTreeNodeResponse] = Field(description="Known sandboxes of the tree, oldest first; parents precede their forks.")
 
     @classmethod
     def of(cls, tree: ForkTree) -> ForkTreeResponse:
-        """What is told of them."""
+        """Convert a value of the node."""
         return cls(root=tree.root, sandboxes=[ForkTreeNodeResponse.of(sandbox) for sandbox in tree.sandboxes])
 
 
 class PromoteResponse(ResponseModel):
-    """What a fork was chosen over."""
+    """Result of a promotion."""
 
-    kept: str
-    ended: list[str] = Field(description="Its siblings and what came of them: those that lived until now.")
-    failed: dict[str, str] = Field(description="Those that could not be ended, and why; ask again.")
+    kept: str = Field(description="Id of the promoted fork.")
+    ended: list[str] = Field(description="Ids of the siblings and their descendants that this call ended.")
+    failed: dict[str, str] = Field(description="Id of a sandbox that could not be ended -> reason. Send the request again to retry.")
 
     @classmethod
     def of(cls, promoted: Promotion) -> PromoteResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})
 
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}", route_class=SandboxRoute)
 
 
-@router.post("/pause", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It is paused."))
+@router.post("/pause", tags=["sandboxes"], responses=documented_response(SandboxResponse, "The paused sandbox."))
 async def pause(sandbox: str, request: Request) -> Response:
-    """Freeze a sandbox where it is. Nothing in it runs, its memory stays, and its timeout stands still. Again and again the same."""
+    """Pause a sandbox: freeze its processes and keep its memory. Its timeout does not pass. A second call has no effect."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.pause(get_principal(request), sandbox)))
 
 
-@router.post("/resume", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It runs."))
+@router.post("/resume", tags=["sandboxes"], responses=documented_response(SandboxResponse, "The running sandbox."))
 async def resume(sandbox: str, request: Request, body: ResumeSandboxRequest | None = None) -> Response:
-    """Let a sandbox that is paused or hibernated go on where it was. One that runs is left as it is."""
+    """Resume a paused or hibernated sandbox. A running sandbox does not change."""
     sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     if body is None or body.timeout is None:
         return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox)))
     return json_response(SandboxResponse.of(await sandboxes.resume(principal, sandbox, timeout_s=body.timeout)))
 
 
-@router.post("/hibernate", tags=["sandboxes"], responses=documented_response(SandboxResponse, "It is hibernated."))
+@router.post("/hibernate", tags=["sandboxes"], responses=documented_response(SandboxResponse, "The hibernated sandbox."))
 async def hibernate(sandbox: str, request: Request) -> Response:
-    """Write a sandbox's memory to the disk and give it back. Connections into it are cut; what runs inside goes on when it wakes."""
+    """Hibernate a sandbox: write its memory to disk and free it. Connections are closed; processes continue after the resume."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.hibernate(get_principal(request), sandbox)))
 
 
-@router.post("/forks", tags=["forks"], status_code=201, responses=documented_response(ForksResponse, "They run.", 201))
+@router.post("/forks", tags=["forks"], status_code=201, responses=documented_response(ForksResponse, "The running forks.", 201))
 async def create_forks(
     sandbox: str,
     body: CreateForksRequest,
     request: Request,
-    idempotency_key: Annotated[str | None, Header(description="Your own name for this request: sent again, it gives the forks that it gave.")] = None,
+    idempotency_key: Annotated[str | None, Header(description="Key of this request. A request with the same key returns the same forks.")] = None,
 ) -> Response:
-    """Make sandboxes that are what one is at this moment. It goes on; a client that goes away meanwhile leaves none behind."""
-    work = get_node(request).sandboxes.fork(get_principal(request), sandbox, body.asked(), idempotency_key=idempotency_key)
+    """Create copies of a running sandbox, including memory and processes. The sandbox keeps running. If the client disconnects, no fork remains."""
+    work = get_node(request).sandboxes.fork(get_principal(request), sandbox, body.params(), idempotency_key=idempotency_key)
     return json_response(ForksResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("/fork-tree", tags=["forks"], responses=documented_response(ForkTreeResponse, "They."))
+@router.get("/fork-tree", tags=["forks"], responses=documented_response(ForkTreeResponse, "The fork tree."))
 async def get_fork_tree(sandbox: str, request: Request) -> Response:
-    """Tell the forks that a sandbox belongs to: what it came of, and what came of that. Those that ended are told as long as they are kept."""
+    """Get the fork tree of a sandbox. Ended sandboxes are included while their records are kept."""
     return json_response(ForkTreeResponse.of(await get_node(request).sandboxes.tree(get_principal(request), sandbox)))
 
 
-@router.post("/promote", tags=["sandboxes"], responses=documented_response(PromoteResponse, "It is the only one of its parent's forks that lives."))
+@router.post("/promote", tags=["sandboxes"], responses=documented_response(PromoteResponse, "The promoted fork and the ended sandboxes."))
 async def promote(sandbox: str, request: Request) -> Response:
-    """Keep one fork and end its siblings, with all that came of them. Their parent lives on."""
+    """Keep one fork and end its siblings and their descendants. The parent keeps running."""
     return json_response(PromoteResponse.of(await get_node(request).sandboxes.promote(get_principal(request), sandbox)))

@@ -1,4 +1,4 @@
-"""Packages: installed by pip, npm or apt, followed as that goes."""
+"""Installation of packages by pip, npm or apt."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pydantic import Field
 from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
 from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
-from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, told_of
+from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, process_events
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import RequestModel, Texts, json_response
 
 
 class InstallPackagesRequest(RequestModel):
-    """Packages to install."""
+    """Packages to install, with their package manager."""
 
-    manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="By whom.")
+    manager: Literal["pip", "npm", "apt"] = Field(default="pip", description="Package manager.")
     packages: Texts = Field(
         min_length=1,
         max_length=MAX_PACKAGES,
-        description="Names, with or without versions, as the manager writes them; no options, paths or URLs.",
+        description="Package names, with or without versions, in the syntax of the package manager; no options, paths or URLs.",
         examples=[["requests>=2.31", "tabulate"]],
     )
-    user: UserName = Field(default="user", description="Who installs; apt always as root.")
-    timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until it is ended; null is never.")
+    user: UserName = Field(default="user", description="User that installs; apt always runs as root.")
+    timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until the installation is killed; null for no limit.")
 
-    def asked(self) -> InstallParams:
-        """What core makes of it."""
+    def params(self) -> InstallParams:
+        """Return the parameters of the operation."""
         return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
 
 
@@ -40,15 +40,17 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"],
 @router.post(
     "",
     responses=documented_response(
-        CommandResultResponse, "It ended, well or not; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS
+        CommandResultResponse,
+        "Result of the package manager, also if it failed; or its events with `Accept: text/event-stream`.",
+        events=PROCESS_EVENTS,
     ),
 )
 async def install(sandbox: str, body: InstallPackagesRequest, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-    """Install packages. It is ended when the client goes away; an install that fails is an answer with its exit code and the manager's words."""
-    packages, principal, params = get_node(request).packages, get_principal(request), body.asked()
+    """Install packages by pip, npm or apt. A failed installation is a result with an exit code. If the client disconnects, the installation ends."""
+    packages, principal, params = get_node(request).packages, get_principal(request), body.params()
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, packages.stream(principal, sandbox, params, idempotency_key=idempotency_key))
-        return streaming.event_response(request, told_of(stream), stream.aclose)
+        return streaming.event_response(request, process_events(stream), stream.aclose)
     return json_response(
         CommandResultResponse.finished(
             await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key))

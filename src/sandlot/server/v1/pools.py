@@ -45,7 +45,7 @@ class CreatePoolRequest(RequestModel):
 
     def limits_asked(self) -> Limits:
         """What each may use."""
-        return self.limits.over(Limits())
+        return self.limits.merged(Limits())
 
     def sizes_asked(self) -> PoolSizes:
         """How much it holds."""

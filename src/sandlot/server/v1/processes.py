@@ -1,4 +1,4 @@
-"""Processes: run, follow, feed, signal."""
+"""Processes of a sandbox: schemas, events and routes."""
 
 from __future__ import annotations
 
@@ -34,64 +34,65 @@ from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel
 
 StreamName = Literal["stdout", "stderr"]
 
-WAIT_MOST_S = 300.0
-"""Longer answers do not get through every proxy; who wants to wait longer asks again."""
+MAX_WAIT_S = 300.0
+"""Maximum time in seconds for which a request waits: proxies close connections that are silent for longer."""
 
 
 class TerminalSize(RequestModel):
-    """A terminal's size."""
+    """Size of a terminal."""
 
-    rows: int = Field(default=24, ge=1, le=MAX_TERMINAL_SIZE, description="Lines.")
-    cols: int = Field(default=80, ge=1, le=MAX_TERMINAL_SIZE, description="Characters of a line.")
+    rows: int = Field(default=24, ge=1, le=MAX_TERMINAL_SIZE, description="Number of lines.")
+    cols: int = Field(default=80, ge=1, le=MAX_TERMINAL_SIZE, description="Number of characters per line.")
 
 
 class CreateProcessRequest(RequestModel):
-    """A process to start: exactly one of ``command`` and ``argv``."""
+    """Program or shell command to run. Exactly one of `command` and `argv` is required."""
 
-    command: Text | None = Field(default=None, description="A command line for the image's shell (bash where there is one).")
-    argv: Texts | None = Field(default=None, description="A program and its arguments.")
-    env: Metadata = Field(default_factory=dict, description="Added to the sandbox's environment.")
-    cwd: Text | None = Field(default=None, description="Absolute; /workspace where left out.")
-    user: UserName = Field(default="user", description="Who it runs as.")
-    stdin: Text | None = Field(default=None, description="All of its standard input.")
-    stdin_open: bool = Field(default=False, description="Its input stays open, for POST .../stdin.")
+    command: Text | None = Field(default=None, description="Command line for the shell of the image: bash if it is installed, otherwise sh.")
+    argv: Texts | None = Field(default=None, description="Program and arguments.")
+    env: Metadata = Field(default_factory=dict, description="Environment variables, added to those of the sandbox.")
+    cwd: Text | None = Field(default=None, description="Absolute working directory. Default: /workspace.")
+    user: UserName = Field(default="user", description="User of the process.")
+    stdin: Text | None = Field(default=None, description="Complete standard input.")
+    stdin_open: bool = Field(default=False, description="Keep the standard input open for `POST …/stdin`.")
     timeout: float | None = Field(
-        default=DEFAULT_COMMAND_TIMEOUT_S, description="Seconds until its process group is killed; null is never, and the default in the background."
+        default=DEFAULT_COMMAND_TIMEOUT_S,
+        description="Seconds until the process group is killed; null for no limit, which is the default of a background process.",
     )
     pty: TerminalSize | None = Field(
-        default=None, description="It runs on a terminal of this size: all output is stdout, and there is always input. Only in the background."
+        default=None, description="Run the process on a terminal of this size, in the background. All output is stdout, and the input is open."
     )
     track: Texts | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_TRACKED_FOLDERS,
-        description="Folders: the files that it creates or changes below them are told at its end.",
+        description="Directories below which created and changed files are reported at the end.",
     )
-    tag: Text | None = Field(default=None, min_length=1, max_length=MAX_TAG_BYTES, description="A word of your own, told by the list of processes.")
-    background: bool = Field(default=False, description="Answer as soon as it runs (201); it outlives the call and the connection.")
+    tag: Text | None = Field(default=None, min_length=1, max_length=MAX_TAG_BYTES, description="Tag of the user, which lists of processes contain.")
+    background: bool = Field(default=False, description="Return as soon as the process runs (201). It continues if the client disconnects.")
 
     @model_validator(mode="after")
     def _one_command(self) -> CreateProcessRequest:
         if (self.command is None) == (self.argv is None):
-            raise ValueError("Give exactly one of 'command' and 'argv'.")
+            raise ValueError("Set exactly one of `command` and `argv`.")
         if self.stdin is not None and self.stdin_open:
-            raise ValueError("Give 'stdin' or 'stdin_open', not both.")
+            raise ValueError("`stdin` and `stdin_open` cannot both be set.")
         if self.pty is not None and (self.stdin is not None or not self.background):
-            raise ValueError("A process with 'pty' runs in the background and takes no 'stdin': type on its terminal.")
+            raise ValueError("`pty` needs `background` and excludes `stdin`.")
         if self.track is not None and self.background:
             raise ValueError("'track' is for a process that is waited for: nobody would be told in the background.")
         return self
 
     def spec(self) -> ProcessSpec:
-        """What core makes of it."""
-        unless_asked = None if self.background and "timeout" not in self.model_fields_set else self.timeout
+        """Return the parameters of the operation."""
+        timeout_s = None if self.background and "timeout" not in self.model_fields_set else self.timeout
         return ProcessSpec(
             argv=shell_argv(self.command) if self.command is not None else tuple(self.argv or ()),
             env=self.env,
             cwd=self.cwd,
             user=User(self.user),
             stdin=self.stdin_open or self.stdin is not None,
-            timeout_s=unless_asked,
+            timeout_s=timeout_s,
             rows=None if self.pty is None else self.pty.rows,
             cols=None if self.pty is None else self.pty.cols,
             tag=self.tag,
@@ -99,17 +100,17 @@ class CreateProcessRequest(RequestModel):
 
 
 class ProcessStartedResponse(ResponseModel):
-    """A process that was started in the background."""
+    """A background process that was started."""
 
     id: str
     pid: int
 
 
 class ProcessOutcomeResponse(ResponseModel):
-    """How a process ended."""
+    """Outcome of a process."""
 
     id: str
-    exit_code: int = Field(description="As in a shell: 128 + signal if a signal ended the process; 124 if its timeout ended the process.")
+    exit_code: int = Field(description="Exit code as in a shell: 128 + signal if a signal ended the process; 124 if its timeout ended the process.")
     signal: int | None = Field(description="Signal that ended the process.")
     reason: str
     timed_out: bool = Field(description="True if the timeout of the process ended it.")
@@ -118,33 +119,33 @@ class ProcessOutcomeResponse(ResponseModel):
 
     @classmethod
     def of(cls, outcome: ProcessOutcome) -> ProcessOutcomeResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(**_exited(outcome))
 
 
 class ChangedFileResponse(ResponseModel):
-    """A file that a run created or changed."""
+    """A file that a process created or changed."""
 
     path: str
-    created: bool = Field(description="Whether it was not there before.")
+    created: bool = Field(description="True if the file is new.")
     size_bytes: int
     modified_at: datetime
 
 
 class ProcessExitEvent(ProcessOutcomeResponse):
-    """How a process ended that was waited for."""
+    """Outcome of a process, with the files that it changed."""
 
-    files: list[ChangedFileResponse] | None = Field(default=None, description="What it created or changed below the folders of ``track``, by path.")
-    files_more: bool = Field(default=False, description="Whether there may be others; also where it could not be found out.")
+    files: list[ChangedFileResponse] | None = Field(default=None, description="Files created or changed below the directories of `track`, by path.")
+    files_more: bool = Field(default=False, description="True if the list of files may be incomplete.")
 
     @classmethod
     def with_files(cls, outcome: ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> ProcessExitEvent:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(**_exited(outcome), **changed_files(changed))
 
 
 class CommandResultResponse(ProcessExitEvent):
-    """A process that was run to its end, and what it wrote."""
+    """Outcome and output of a process."""
 
     stdout: str
     stderr: str
@@ -153,12 +154,12 @@ class CommandResultResponse(ProcessExitEvent):
 
     @classmethod
     def finished(cls, done: CommandResult) -> CommandResultResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
 
 
 class ProcessOutputResponse(ResponseModel):
-    """What there is of a process's output by now."""
+    """Output of a process that is kept so far."""
 
     process: str
     exit: ProcessOutcomeResponse | None
@@ -169,21 +170,21 @@ class ProcessOutputResponse(ResponseModel):
 
 
 class ProcessOutputQuery(QueryModel):
-    """Where to go on in a process's output."""
+    """Position from which the output of a process is read."""
 
-    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
-    stderr_from: int | None = Field(default=None, ge=0, description="The same.")
-    follow: bool = Field(default=True, description="As events: until it ends; otherwise only what there is by now.")
+    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset in the stream. Default: the oldest byte that is kept.")
+    stderr_from: int | None = Field(default=None, ge=0, description="Byte offset in the stream. Default: the oldest byte that is kept.")
+    follow: bool = Field(default=True, description="Stream events until the process ends. If false, only the output so far.")
 
 
 class ProcessWaitQuery(QueryModel):
-    """How long to wait."""
+    """Time to wait."""
 
-    timeout: float = Field(default=60, ge=0, le=WAIT_MOST_S, description="Seconds at most; 0 only looks.")
+    timeout: float = Field(default=60, ge=0, le=MAX_WAIT_S, description="Maximum time to wait in seconds.")
 
 
 class ProcessWaitResponse(ResponseModel):
-    """How a process ended, if it has."""
+    """State of a process after waiting."""
 
     process: str
     running: bool
@@ -191,21 +192,21 @@ class ProcessWaitResponse(ResponseModel):
 
 
 class WriteStdinQuery(QueryModel):
-    """Where in its input that belongs."""
+    """Position of the body in the standard input."""
 
     offset: int | None = Field(
-        default=None, ge=0, description="Where in the whole input the body begins: what has come there before is not written twice."
+        default=None, ge=0, description="Byte offset of the body in the whole input. Bytes that were received before are not written again."
     )
 
 
 class StdinResponse(ResponseModel):
-    """What came of a write."""
+    """Result of a write."""
 
-    stdin_bytes: int = Field(description="What has come for its input so far: the offset of the next write.")
+    stdin_bytes: int = Field(description="Bytes of input so far, the offset of the next write.")
 
 
 class ProcessResponse(ResponseModel):
-    """One process."""
+    """State of a process."""
 
     id: str
     pid: int
@@ -216,18 +217,18 @@ class ProcessResponse(ResponseModel):
     exit_code: int | None
     signal: int | None
     duration_s: float = Field(description="Duration so far.")
-    pty: bool = Field(description="Whether it runs on a terminal.")
-    stdin_open: bool = Field(description="Whether it takes input, still.")
-    stdin_bytes: int = Field(description="What has come for its input so far.")
+    pty: bool = Field(description="True if the process runs on a terminal.")
+    stdin_open: bool = Field(description="True while the standard input is open.")
+    stdin_bytes: int = Field(description="Bytes of input so far.")
     stdout_bytes: int
     stderr_bytes: int
-    tag: str | None = Field(description="As it was started with; not known any more of one that an earlier service started.")
-    cwd: str | None = Field(description="Where it was started; null is the default, or not known any more.")
-    env: dict[str, str] = Field(description="What was added to its environment when it was started, as far as that is known.")
+    tag: str | None = Field(description="Tag of the process; null if an earlier service started it.")
+    cwd: str | None = Field(description="Working directory at its start; null for the default or if unknown.")
+    env: dict[str, str] = Field(description="Environment variables that were added at its start, as far as known.")
 
     @classmethod
     def of(cls, info: ProcessInfo) -> ProcessResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         code = exit_code(info.exit_code, info.signal, info.reason) if not info.running else None
         return cls(
             id=info.process,
@@ -251,32 +252,32 @@ class ProcessResponse(ResponseModel):
 
 
 class ProcessesResponse(ResponseModel):
-    """Processes that were started through the service."""
+    """Processes of a sandbox."""
 
     processes: list[ProcessResponse]
 
 
 class SendSignalRequest(RequestModel):
-    """A signal to send."""
+    """Signal to send."""
 
-    signal: Text | int = Field(description="SIGTERM, TERM or 15.")
+    signal: Text | int = Field(description="Name or number: SIGTERM, TERM or 15.")
 
 
 class ProcessSignalResponse(ResponseModel):
-    """What became of a signal."""
+    """Result of a signal or resize."""
 
-    running: bool = Field(description="Whether the process was still running.")
+    running: bool = Field(description="True if the process was still running.")
 
 
 def changed_files(changed: tuple[Sequence[ChangedFile], bool] | None) -> dict[str, Any]:
-    """The fields that tell what a run changed; none where that was not asked for."""
+    """Return the fields for changed files; none if the process was not tracked."""
     if changed is None:
         return {}
     files, more = changed
-    told = [
+    responses = [
         ChangedFileResponse(path=file.path, created=file.created, size_bytes=file.size_bytes, modified_at=_moment(file.modified_ns)) for file in files
     ]
-    return {"files": told, "files_more": more}
+    return {"files": responses, "files_more": more}
 
 
 def _moment(ns: int) -> datetime:
@@ -284,7 +285,7 @@ def _moment(ns: int) -> datetime:
 
 
 def captured(stdout: OutputCapture, stderr: OutputCapture) -> dict[str, Any]:
-    """The fields that tell collected output."""
+    """Return the fields for captured output."""
     return {"stdout": stdout.text(), "stderr": stderr.text(), "stdout_omitted_bytes": stdout.omitted, "stderr_omitted_bytes": stderr.omitted}
 
 
@@ -301,23 +302,23 @@ def _exited(outcome: ProcessOutcome) -> dict[str, Any]:
 
 
 class ProcessStartedEvent(ResponseModel):
-    """A process runs."""
+    """The process runs."""
 
     id: str
     pid: int
 
 
 class OutputEvent(ResponseModel):
-    """A piece of what is written."""
+    """A piece of output."""
 
     stream: StreamName
-    offset: int = Field(description="Of its first byte, counted from the stream's beginning.")
-    encoding: Literal["utf-8", "base64"] = Field(description="How ``data`` carries the bytes; base64 where they are no UTF-8.")
+    offset: int = Field(description="Offset of the first byte in the stream.")
+    encoding: Literal["utf-8", "base64"] = Field(description="Encoding of `data`; base64 if the bytes are not UTF-8.")
     data: str
 
 
 class LostEvent(ResponseModel):
-    """Output that is no longer kept, because it was read too late."""
+    """Output that was dropped because it was read too late."""
 
     stream: StreamName
     lost_bytes: int
@@ -333,12 +334,14 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"
 @router.post(
     "",
     responses={
-        **documented_response(CommandResultResponse, "It ended; with 'Accept: text/event-stream' events as it runs.", events=PROCESS_EVENTS),
-        201: {"model": ProcessStartedResponse, "description": "It runs in the background."},
+        **documented_response(
+            CommandResultResponse, "Outcome and output of the process, or its events with `Accept: text/event-stream`.", events=PROCESS_EVENTS
+        ),
+        201: {"model": ProcessStartedResponse, "description": "The background process."},
     },
 )
 async def create(sandbox: str, body: CreateProcessRequest, request: Request) -> Response:
-    """Run a process. Unless it is in the background, it is killed when the client goes away."""
+    """Run a command, or start a background process. A foreground process is killed if the client disconnects."""
     processes, principal, spec = get_node(request).processes, get_principal(request), body.spec()
     stdin = None if body.stdin is None else body.stdin.encode()
     if body.background:
@@ -346,35 +349,35 @@ async def create(sandbox: str, body: CreateProcessRequest, request: Request) -> 
         return json_response(ProcessStartedResponse(id=info.process, pid=info.pid), 201)
     if body.stdin_open and not streaming.accepts_events(request):
         raise InvalidRequestError(
-            "Nobody could write to the input of a process whose id is told when it has ended.",
-            hint="Ask for events (Accept: text/event-stream) or use background.",
+            "`stdin_open` needs a streaming or background run.",
+            hint="Send `Accept: text/event-stream`, or set `background`.",
             fields={"field": "stdin_open"},
         )
     track = body.track or ()
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, processes.stream(principal, sandbox, spec, stdin=stdin, track=track))
-        return streaming.event_response(request, told_of(stream), stream.aclose)
+        return streaming.event_response(request, process_events(stream), stream.aclose)
     return json_response(
         CommandResultResponse.finished(await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track)))
     )
 
 
-@router.get("", responses=documented_response(ProcessesResponse, "Running ones, and the last ones that ended."))
+@router.get("", responses=documented_response(ProcessesResponse, "Running processes, and the last ones that ended."))
 async def list_processes(sandbox: str, request: Request) -> Response:
-    """List the processes that were started through the service."""
+    """List processes that were started through the service."""
     found = await get_node(request).processes.list(get_principal(request), sandbox)
     return json_response(ProcessesResponse(processes=[ProcessResponse.of(info) for info in found]))
 
 
-@router.get("/{process}", responses=documented_response(ProcessResponse, "What is known of it."))
+@router.get("/{process}", responses=documented_response(ProcessResponse, "The process."))
 async def get(sandbox: str, process: str, request: Request) -> Response:
-    """Look at one process."""
+    """Get a process."""
     return json_response(ProcessResponse.of(await get_node(request).processes.get(get_principal(request), sandbox, process)))
 
 
-@router.get("/{process}/wait", responses=documented_response(ProcessWaitResponse, "It has ended, or the time is up."))
+@router.get("/{process}/wait", responses=documented_response(ProcessWaitResponse, "State of the process at its end or after the time to wait."))
 async def wait(sandbox: str, process: str, query: Annotated[ProcessWaitQuery, Query()], request: Request) -> Response:
-    """Wait until a process has ended. None of its output is read."""
+    """Wait until a process ends. Its output is not read."""
     outcome = await cancel_on_disconnect(request, get_node(request).processes.wait(get_principal(request), sandbox, process, timeout_s=query.timeout))
     return json_response(
         ProcessWaitResponse(process=process, running=outcome is None, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome))
@@ -383,55 +386,63 @@ async def wait(sandbox: str, process: str, query: Annotated[ProcessWaitQuery, Qu
 
 @router.get(
     "/{process}/output",
-    responses=documented_response(ProcessOutputResponse, "By now; with 'Accept: text/event-stream' events until it ends.", events=PROCESS_EVENTS),
+    responses=documented_response(
+        ProcessOutputResponse, "Output so far, or events until the end of the process with `Accept: text/event-stream`.", events=PROCESS_EVENTS
+    ),
 )
 async def get_output(sandbox: str, process: str, query: Annotated[ProcessOutputQuery, Query()], request: Request) -> Response:
-    """Read, or follow, what a process writes. Nothing happens to it when the client goes away."""
+    """Read or follow the output of a process. The process continues if the client disconnects."""
     processes, principal = get_node(request).processes, get_principal(request)
     if streaming.accepts_events(request):
-        stdout_from, stderr_from = gone_on(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
+        stdout_from, stderr_from = parse_event_id(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
         stream = await processes.follow(principal, sandbox, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
-        return streaming.event_response(request, told_of(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose)
+        return streaming.event_response(
+            request, process_events(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose
+        )
     outcome, stdout, stderr = await processes.read(principal, sandbox, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
     return json_response(
         ProcessOutputResponse(process=process, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome), **captured(stdout, stderr))
     )
 
 
-@router.post("/{process}/stdin", responses=documented_response(StdinResponse, "The sandbox has it."), openapi_extra=raw_body("What to write."))
+@router.post(
+    "/{process}/stdin",
+    responses=documented_response(StdinResponse, "Position after the write."),
+    openapi_extra=raw_body("Bytes for the standard input."),
+)
 @streams_body
 async def write_stdin(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
-    """Write the body to a process's standard input; waits while the process does not read. With an offset it can be sent again."""
+    """Write the body to the standard input of a process. The request waits while the process does not read; with `offset` it can be repeated."""
     work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)
     return json_response(StdinResponse(stdin_bytes=await cancel_on_hangup(request, work)))
 
 
 @router.delete("/{process}/stdin", status_code=204, responses=PROBLEM)
 async def close_stdin(sandbox: str, process: str, request: Request) -> Response:
-    """End a process's standard input."""
+    """Close the standard input of a process."""
     await cancel_on_disconnect(request, get_node(request).processes.close_stdin(get_principal(request), sandbox, process))
     return Response(status_code=204)
 
 
-@router.post("/{process}/signal", responses=documented_response(ProcessSignalResponse, "It was sent."))
+@router.post("/{process}/signal", responses=documented_response(ProcessSignalResponse, "Result of the signal."))
 async def send_signal(sandbox: str, process: str, body: SendSignalRequest, request: Request) -> Response:
-    """Send a signal to a process's group."""
+    """Send a signal to a process and its children."""
     running = await get_node(request).processes.signal(get_principal(request), sandbox, process, signal_number(body.signal))
     return json_response(ProcessSignalResponse(running=running))
 
 
-@router.post("/{process}/restart", status_code=201, responses=documented_response(ProcessStartedResponse, "It runs, under another id.", 201))
+@router.post("/{process}/restart", status_code=201, responses=documented_response(ProcessStartedResponse, "The new process.", 201))
 async def restart(sandbox: str, process: str, request: Request) -> Response:
-    """Start a process again, in the background: it is killed where it still runs, and begins with what it was started with."""
+    """Restart a process in the background with its original options. A running process is killed first. The new process has a new id."""
     info = await get_node(request).processes.restart(get_principal(request), sandbox, process)
     return json_response(ProcessStartedResponse(id=info.process, pid=info.pid), 201)
 
 
-def gone_on(event_id: str) -> tuple[int, int] | None:
-    """Where a client of events goes on that was cut off: both streams' offsets after the last event that it saw. Pure.
+def parse_event_id(event_id: str) -> tuple[int, int] | None:
+    """Return the offsets of both streams after the event with an id of :func:`process_events`, or None if the id is not valid.
 
     Args:
-        event_id: What it says that was (HTML standard, 9.2.4); None comes of what is none of ours.
+        event_id: Value of `Last-Event-ID` (HTML standard, 9.2.4).
     """
     stdout_from, dash, stderr_from = event_id.partition("-")
     if not dash or not all(each.isascii() and each.isdecimal() and len(each) <= DIGITS for each in (stdout_from, stderr_from)):
@@ -439,20 +450,20 @@ def gone_on(event_id: str) -> tuple[int, int] | None:
     return int(stdout_from), int(stderr_from)
 
 
-async def told_of(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | None = None) -> AsyncIterator[streaming.StreamEvent]:
-    """The events that tell of a process, to its end."""
+async def process_events(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | None = None) -> AsyncIterator[streaming.StreamEvent]:
+    """Convert the events of a process until its end. The id of an event is the position after it: ``STDOUT-STDERR``."""
     output = streaming.OutputEvents(offsets)
     async for event in stream:
         if isinstance(event, ProcessStarted):
             yield streaming.StreamEvent("started", {"id": event.process, "pid": event.pid})
         elif isinstance(event, ProcessEnded):
-            for told in output.end():
-                yield told
+            for piece in output.end():
+                yield piece
             ended = ProcessOutcomeResponse.of(event.outcome) if event.files is None else ProcessExitEvent.with_files(event.outcome, event.files)
             yield streaming.StreamEvent("exit", ended.model_dump(mode="json"))
             return
         else:
-            for told in output.feed(event):
-                yield told
-    for told in output.end():
-        yield told
+            for piece in output.feed(event):
+                yield piece
+    for piece in output.end():
+        yield piece

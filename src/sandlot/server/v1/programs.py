@@ -89,7 +89,7 @@ class RunProgramRequest(RequestModel):
             comparison=Comparison(self.comparison),
             tolerance=self.tolerance,
             output_bytes=self.output_bytes,
-            limits=self.limits.over(Limits()),
+            limits=self.limits.merged(Limits()),
             template=self.template,
             isolation=self.isolation,
         )

@@ -1,13 +1,13 @@
-"""Sandboxes: create, list, look, change, kill."""
+"""Sandboxes: schemas and routes of their creation, state, limits and usage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
@@ -34,29 +34,29 @@ from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
 
-MOST_FILES = 100
-"""That one request puts into a new sandbox."""
+MAX_FILE_IDS = 100
+"""Maximum number of stored files that a create request copies into the sandbox."""
 
-OF_SNAPSHOT = ("template", "isolation")
-"""What a snapshot decides of a sandbox that starts from it."""
+FIELDS_OF_SNAPSHOT = ("template", "isolation")
+"""Fields of a create request that a snapshot determines."""
 
-Rest = Literal["kill", "pause", "hibernate"]
+OnTimeoutName = Literal["kill", "pause", "hibernate"]
 
-Restored = Literal["memory", "files"]
+RestoredFrom = Literal["memory", "files"]
 
-RESTORED: Mapping[str, Restored] = {"memory": "memory", "files": "files"}
+RESTORED: Mapping[str, RestoredFrom] = {"memory": "memory", "files": "files"}
 
 
 class LimitsRequest(RequestModel):
-    """What a sandbox may use; what is left out has its default, or stays as it is."""
+    """Limits of a sandbox. An omitted limit has its default in a create request and does not change in an update."""
 
-    cpus: float | None = Field(default=None, description="Cores; fractions are a share of one core's time.")
-    memory_bytes: int | None = Field(default=None, description="Memory of the whole sandbox.")
-    disk_bytes: int | None = Field(default=None, description="What may be written on top of the image.")
+    cpus: float | None = Field(default=None, description="CPU cores; a fraction is a share of the time of one core.")
+    memory_bytes: int | None = Field(default=None, description="Memory of the sandbox.")
+    disk_bytes: int | None = Field(default=None, description="Disk space for changes to the root filesystem image.")
     pids: int | None = Field(default=None, description="Processes and threads.")
 
-    def over(self, limits: Limits) -> Limits:
-        """These limits, the rest from others."""
+    def merged(self, limits: Limits) -> Limits:
+        """Return these limits, completed from other limits."""
         return Limits(
             cpus=limits.cpus if self.cpus is None else self.cpus,
             memory_bytes=limits.memory_bytes if self.memory_bytes is None else self.memory_bytes,
@@ -65,70 +65,86 @@ class LimitsRequest(RequestModel):
         )
 
     def change(self) -> LimitsChange:
-        """Those that are given."""
+        """Return the limits that the request contains."""
         return LimitsChange(memory_bytes=self.memory_bytes, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk_bytes)
 
 
 class NetworkRequest(RequestModel):
-    """Network policy of a sandbox."""
+    """Network policy of a sandbox. A string is the short form of an object with this `mode`."""
 
     mode: NetworkMode = Field(
         strict=False,
-        description="'none', or 'packages': the package indexes of the service's host, for pip, npm and apt. A mode that cannot be enforced is "
-        "refused.",
+        description="`none`, or `packages`: the package indexes of pip, npm and apt for which the host is configured. Modes that the service cannot "
+        "enforce are refused with 501.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, network: object) -> object:
+        """Convert the short form. A list of hosts becomes the mode that such a list needs, so that its error names the mode and not the type."""
+        if isinstance(network, str):
+            return {"mode": network}
+        return {"mode": NetworkMode.ALLOWLIST} if isinstance(network, list) else network
+
+
+def _add_short_form(schema: dict[str, Any]) -> None:
+    schema["anyOf"].insert(0, {"$ref": "#/components/schemas/NetworkMode"})
 
 
 class CreateSandboxRequest(RequestModel):
-    """A sandbox to create."""
+    """Options of a new sandbox."""
 
-    template: Text = Field(default=DEFAULT_TEMPLATE, description="What it starts from; GET /v1/templates lists them.")
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandbox; `GET /v1/templates` lists all.")
     name: Text | None = Field(
         default=None, description="Name of the sandbox, which no other live sandbox of its owner may have. It must not have the form of a sandbox id."
     )
     if_exists: Literal["error", "return"] = Field(
         default="error",
-        description="What to do if a live sandbox of your own has the name: `error` refuses the request with 409; `return`, which needs a name, "
+        description="Action if a live sandbox of the caller has the name: `error` refuses the request with 409; `return`, which needs a name, "
         "returns the sandbox with 200. A suspended sandbox is resumed. The other fields have no effect then.",
     )
-    env: Metadata = Field(default_factory=dict, description="Environment of every process in it.")
-    metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
-    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What it may use.")
+    env: Metadata = Field(default_factory=dict, description="Environment variables of all processes in the sandbox.")
+    metadata: Metadata = Field(default_factory=dict, description="Metadata of the user. Names that begin with `sandlot.` are reserved.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox.")
     snapshot: Text | None = Field(
         default=None,
-        description="A snapshot to start from, by its id or its name. Template and isolation are the snapshot's then, and not to be given; limits "
-        "and network are, where they are not given; env is added to its environment.",
+        description="Id or name of the snapshot to start from, which determines template and isolation. Omitted limits and an omitted network are "
+        "those of the snapshot; `env` is added to its environment.",
     )
-    timeout: float | None = Field(default=None, description=f"Seconds until its timeout; {DEFAULT_TIMEOUT_S:g} where nothing is said.")
-    on_timeout: Rest = Field(
+    timeout: float | None = Field(default=None, description=f"Seconds until the timeout of the sandbox. Default: {DEFAULT_TIMEOUT_S:g}.")
+    on_timeout: OnTimeoutName = Field(
         default="kill",
-        description="What its timeout does: end it; freeze it, with its memory where it is; or write its memory to the disk and give it back.",
+        description="Action at the timeout: end the sandbox, freeze it (`pause`), or write its memory to disk and free it (`hibernate`).",
     )
     auto_resume: bool = Field(
-        default=True, description="Whether the next request to it resumes it while it is paused or hibernated; otherwise such a request is refused."
+        default=True, description="Let the next request resume the paused or hibernated sandbox. If false, such a request is refused with 409."
     )
-    persistent: bool = Field(default=False, description="It has no timeout: it lives until it is deleted.")
-    idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; without it, never.")
-    file_ids: Annotated[list[Text], Field(max_length=MOST_FILES)] = Field(
-        default_factory=list, description="Ids of files of the file store that are put into /workspace before it is answered."
+    persistent: bool = Field(default=False, description="Create the sandbox without a timeout.")
+    idle_timeout: float | None = Field(default=None, description="Seconds without activity after which the sandbox is ended. Default: never.")
+    file_ids: Annotated[list[Text], Field(max_length=MAX_FILE_IDS)] = Field(
+        default_factory=list, description="Ids of stored files to copy into /workspace before the response."
     )
-    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
+    isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
     network: NetworkRequest | None = Field(
-        default=None, description="What it may reach. Left out: what the snapshot may; else 'packages', or 'none' where that is not allowed."
+        default=None,
+        description="Network policy, or its mode as a string. Default: the policy of the snapshot, otherwise `packages`, or `none` if "
+        "`packages` is not allowed.",
+        json_schema_extra=_add_short_form,
     )
-
     volumes: Annotated[list[AttachVolumeRequest], Field(max_length=MAX_VOLUMES)] = Field(
-        default_factory=list, description="Volumes that it has. One that is not there is 404, before anything is made."
+        default_factory=list, description="Volumes to mount. A missing volume is a 404 before the sandbox is created."
     )
 
-    def asked(self) -> CreateSandboxParams:
-        """What core makes of it."""
+    def params(self) -> CreateSandboxParams:
+        """Return the parameters of the operation."""
         if self.persistent and self.timeout is not None:
-            raise InvalidRequestError("A persistent sandbox has no timeout.", hint="Give one of the two.", fields={"field": "timeout"})
-        if self.snapshot is not None and (given := [name for name in OF_SNAPSHOT if name in self.model_fields_set]):
             raise InvalidRequestError(
-                f"A snapshot decides the {given[0]} of what starts from it.",
-                hint=f"Leave out '{given[0]}'.",
+                f"`timeout` is {self.timeout:g} and `persistent` is true.", hint="Omit `timeout` or `persistent`.", fields={"field": "timeout"}
+            )
+        if self.snapshot is not None and (given := [name for name in FIELDS_OF_SNAPSHOT if name in self.model_fields_set]):
+            raise InvalidRequestError(
+                f"`{given[0]}` is set, but the snapshot determines it.",
+                hint=f"Omit `{given[0]}`, or create the sandbox without `snapshot`.",
                 fields={"field": given[0]},
             )
         check_reserved_names(self.metadata)
@@ -147,27 +163,29 @@ class CreateSandboxRequest(RequestModel):
             network=None if self.network is None else NetworkPolicy(self.network.mode),
             on_timeout=OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
-            volumes=tuple(mount.asked() for mount in self.volumes),
+            volumes=tuple(mount.mount() for mount in self.volumes),
         )
 
 
 class UpdateSandboxRequest(RequestModel):
-    """What to change of a sandbox; what is left out stays as it is."""
+    """Changes of a sandbox. Omitted fields do not change."""
 
     timeout: float | None = Field(
         default=None,
-        description="Seconds from now until its timeout, of one that rests from when it is resumed; one that was persistent is so no more.",
+        description="Seconds from now until the timeout; of a suspended sandbox, from its resume. A persistent sandbox gets a timeout.",
     )
-    on_timeout: Rest | None = Field(default=None, description="What its timeout does.")
-    auto_resume: bool | None = Field(default=None, description="Whether the next request to it resumes it while it is paused or hibernated.")
-    persistent: Literal[True] | None = Field(default=None, description="true takes its timeout away; a timeout gives it one again.")
-    idle_timeout: float | None = Field(default=None, description="Seconds of doing nothing after which it is ended; 0 is never.")
-    metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
-    limits: LimitsRequest | None = Field(default=None, description="From now on. What a host cannot change is told by /v1/capabilities.")
+    on_timeout: OnTimeoutName | None = Field(default=None, description="Action at the timeout.")
+    auto_resume: bool | None = Field(default=None, description="Let the next request resume the paused or hibernated sandbox.")
+    persistent: Literal[True] | None = Field(default=None, description="`true` removes the timeout.")
+    idle_timeout: float | None = Field(
+        default=None, description="Seconds without activity after which the sandbox is ended; 0 removes the idle timeout."
+    )
+    metadata: Metadata | None = Field(default=None, description="Replaces all metadata except names that begin with `sandlot.`.")
+    limits: LimitsRequest | None = Field(default=None, description="New limits. `GET /v1/capabilities` tells which limits the host can change.")
     name: Text | None = Field(default=None, description="New name, which no other live sandbox of the owner may have.")
 
-    def asked(self) -> UpdateSandboxParams:
-        """What core makes of it."""
+    def params(self) -> UpdateSandboxParams:
+        """Return the parameters of the operation."""
         return UpdateSandboxParams(
             timeout_s=self.timeout,
             persistent=bool(self.persistent),
@@ -181,7 +199,7 @@ class UpdateSandboxRequest(RequestModel):
 
 
 class LimitsResponse(ResponseModel):
-    """What a sandbox may use."""
+    """Limits of a sandbox."""
 
     cpus: float
     memory_bytes: int
@@ -190,7 +208,7 @@ class LimitsResponse(ResponseModel):
 
     @classmethod
     def of(cls, limits: Limits) -> LimitsResponse:
-        """They, told."""
+        """Convert a value of the node."""
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
@@ -201,12 +219,12 @@ class NetworkResponse(ResponseModel):
 
     @classmethod
     def of(cls, policy: NetworkPolicy) -> NetworkResponse:
-        """Describe a policy."""
+        """Convert a value of the node."""
         return cls(mode=policy.mode)
 
 
 class SandboxExitResponse(ResponseModel):
-    """How a sandbox ended."""
+    """Reason and cause of the end of a sandbox."""
 
     reason: str
     detail: str
@@ -214,7 +232,7 @@ class SandboxExitResponse(ResponseModel):
 
     @classmethod
     def of(cls, end: Exit) -> SandboxExitResponse:
-        """Describe the end of a sandbox."""
+        """Convert a value of the node."""
         return cls(reason=str(end.reason), detail=end.detail, fault=end.fault)
 
 
@@ -231,13 +249,14 @@ class SandboxResponse(ResponseModel):
     limits: LimitsResponse
     timeout: float | None
     persistent: bool
-    on_timeout: Rest
+    on_timeout: OnTimeoutName
     auto_resume: bool
     idle_timeout: float | None
-    snapshot: str | None = Field(description="The id of the snapshot that it was started from, which may be gone.")
-    parent: str | None = Field(description="The id of the sandbox whose fork it is.")
-    restored: Restored | None = Field(
-        description="What it began with: memory and files of another one, or its files alone. null: it booted from its template."
+    snapshot: str | None = Field(description="Id of the snapshot that the sandbox started from; the snapshot may be deleted.")
+    parent: str | None = Field(description="Id of the sandbox that this sandbox is a fork of.")
+    restored: RestoredFrom | None = Field(
+        description="Part of another sandbox that this one started with: `memory` means memory and files. Null if the sandbox booted "
+        "from its template."
     )
     volumes: list[VolumeMountResponse]
     created_at: datetime
@@ -248,7 +267,7 @@ class SandboxResponse(ResponseModel):
 
     @classmethod
     def of(cls, sandbox: SandboxInfo) -> SandboxResponse:
-        """What is told of a sandbox."""
+        """Convert a value of the node."""
         spec = sandbox.spec
         return cls(
             id=sandbox.id,
@@ -280,28 +299,32 @@ class SandboxesResponse(ResponseModel):
     """A page of sandboxes, oldest first."""
 
     sandboxes: list[SandboxResponse]
-    next_cursor: str | None
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class SandboxesQuery(QueryModel):
-    """Which sandboxes to list."""
+    """Filter and page of a list of sandboxes."""
 
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=100, ge=1, le=1000, description="Sandboxes on one page, at most.")
-    ended: bool = Field(default=False, description="Also those that have ended, for as long as their records are kept.")
-    state: Text | None = Field(default=None, description="Only those in this state, or in one of these, separated by commas.")
+    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Maximum number of sandboxes of the page.")
+    ended: bool = Field(default=False, description="Include ended sandboxes while their records are kept.")
+    state: Text | None = Field(default=None, description="State of the sandboxes, or several states separated by commas.")
     metadata: Annotated[list[Text], Field(max_length=MAX_METADATA_ENTRIES)] = Field(
-        default_factory=list, description="NAME=VALUE: only those that have this entry; may be given several times."
+        default_factory=list, description="Metadata entry NAME=VALUE that the sandboxes have; can be repeated."
     )
-    name: Text | None = Field(default=None, description="Only those of this name.")
+    name: Text | None = Field(default=None, description="Name of the sandboxes.")
 
-    def wanted(self) -> SandboxFilter:
-        """What core makes of it."""
+    def filter(self) -> SandboxFilter:
+        """Return the filter of the operation."""
         entries: dict[str, str] = {}
         for entry in self.metadata:
             name, mark, value = entry.partition("=")
             if not mark:
-                raise InvalidRequestError("A metadata filter is NAME=VALUE.", hint="For example metadata=user=alice.", fields={"field": "metadata"})
+                raise InvalidRequestError(
+                    f"`metadata` is {entry[:64]!r}, without `=`.",
+                    hint="Pass NAME=VALUE, for example `metadata=user=alice`.",
+                    fields={"field": "metadata"},
+                )
             entries[name] = value
         states = LIVE
         if self.state is not None:
@@ -312,19 +335,19 @@ class SandboxesQuery(QueryModel):
 
 
 class UsageResponse(ResponseModel):
-    """What a sandbox has used, and of how much."""
+    """Resources that a sandbox has used, with its limits."""
 
-    cpu_s: float = Field(description="Seconds of processor time, its runtime's included.")
-    memory_bytes: int = Field(description="Now, its runtime's included; without the page cache that the kernel can drop at once.")
-    memory_peak_bytes: int = Field(description="The most that it ever held, page cache included.")
-    disk_bytes: int = Field(description="What was written on top of the image.")
-    pids: int | None = Field(description="Processes and threads, as the limit counts them; null where the sandbox does not answer in time.")
-    host_tasks: int = Field(description="Tasks of the host, its runtime's own included.")
+    cpu_s: float = Field(description="CPU time, including that of the runtime.")
+    memory_bytes: int = Field(description="Memory in use, including that of the runtime, without page cache that the kernel can drop.")
+    memory_peak_bytes: int = Field(description="Largest memory use so far, including page cache.")
+    disk_bytes: int = Field(description="Disk space of changes to the root filesystem image.")
+    pids: int | None = Field(description="Processes and threads, as the limit counts them; null if the sandbox does not respond in time.")
+    host_tasks: int = Field(description="Tasks of the host, including those of the runtime.")
     limits: LimitsResponse
 
     @classmethod
     def of(cls, used: SandboxUsage) -> UsageResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         usage = used.usage
         return cls(
             cpu_s=usage.cpu_s,
@@ -338,40 +361,40 @@ class UsageResponse(ResponseModel):
 
 
 class PortResponse(ResponseModel):
-    """A TCP port on which something listens."""
+    """TCP port on which a program listens."""
 
     port: int
-    address: str = Field(description="What it is bound to: 0.0.0.0 and :: are every address, 127.0.0.1 and ::1 the sandbox itself only.")
+    address: str = Field(description="Local address: 0.0.0.0 and :: are all addresses, 127.0.0.1 and ::1 only the loopback of the sandbox.")
 
 
 class PortsResponse(ResponseModel):
-    """What listens inside a sandbox, by number."""
+    """Listening ports of a sandbox, in ascending order."""
 
     ports: list[PortResponse]
 
 
 class AttachVolumeRequest(RequestModel):
-    """A volume that a sandbox is to have."""
+    """A volume to mount in a sandbox."""
 
-    volume: Text = Field(description="Its name or its id.", examples=["datasets"])
-    path: Text = Field(description="The folder that it is: absolute, made where it is not there.", examples=["/data"])
-    read_only: bool = Field(default=False, description="Whether nothing can be written to it from this sandbox.")
+    volume: Text = Field(description="Name or id of the volume.", examples=["datasets"])
+    path: Text = Field(description="Absolute mount point in the sandbox, which is created if it does not exist.", examples=["/data"])
+    read_only: bool = Field(default=False, description="Mount the volume read-only.")
 
-    def asked(self) -> VolumeMount:
-        """What core makes of it."""
+    def mount(self) -> VolumeMount:
+        """Return the mount of the operation."""
         return VolumeMount(volume=self.volume, path=self.path, read_only=self.read_only)
 
 
 class VolumeMountResponse(ResponseModel):
-    """A volume that a sandbox has."""
+    """A volume that is mounted in a sandbox."""
 
-    volume: str = Field(description="Its id.")
+    volume: str = Field(description="Id of the volume.")
     path: str
     read_only: bool
 
     @classmethod
     def of(cls, mount: VolumeMount) -> VolumeMountResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
 
@@ -386,59 +409,59 @@ async def create(
     body: CreateSandboxRequest,
     request: Request,
     idempotency_key: Annotated[
-        str | None, Header(description="Your own name for this request, for example a UUID: sent again, it gives the sandbox that it gave.")
+        str | None, Header(description="Key of this request, for example a UUID. A request with the same key returns the same sandbox.")
     ] = None,
 ) -> Response:
     """Create a sandbox and wait until it runs. If the client disconnects before, the sandbox is ended.
 
-    With `if_exists` `return`, the live sandbox of your own that has the name is returned instead. If several such requests race, one of them creates
-    the sandbox.
+    With `if_exists` `return`, the live sandbox of the caller that has the name is returned instead. If several such requests race, one of them
+    creates the sandbox.
     """
     sandboxes, principal = get_node(request).sandboxes, get_principal(request)
     if body.if_exists == "return":
-        work = sandboxes.get_or_create(principal, body.asked(), idempotency_key=idempotency_key)
+        work = sandboxes.get_or_create(principal, body.params(), idempotency_key=idempotency_key)
         sandbox, created = await cancel_on_disconnect(request, work)
         return json_response(SandboxResponse.of(sandbox), 201 if created else 200)
-    sandbox = await cancel_on_disconnect(request, sandboxes.create(principal, body.asked(), idempotency_key=idempotency_key))
+    sandbox = await cancel_on_disconnect(request, sandboxes.create(principal, body.params(), idempotency_key=idempotency_key))
     return json_response(SandboxResponse.of(sandbox), 201)
 
 
-@router.get("", responses=documented_response(SandboxesResponse, "A page of them, oldest first."))
+@router.get("", responses=documented_response(SandboxesResponse, "A page of sandboxes, oldest first."))
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
-    """List sandboxes: your own; for an operator everybody's."""
+    """List sandboxes of the caller; operators get those of all keys."""
     after = pagination.decode_cursor(query.cursor)
-    page = await get_node(request).sandboxes.list(get_principal(request), query.wanted(), after=after, limit=query.limit)
+    page = await get_node(request).sandboxes.list(get_principal(request), query.filter(), after=after, limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
     return json_response(SandboxesResponse(sandboxes=[SandboxResponse.of(sandbox) for sandbox in page.items], next_cursor=following))
 
 
-@router.get("/{sandbox}", responses=documented_response(SandboxResponse, "It."))
+@router.get("/{sandbox}", responses=documented_response(SandboxResponse, "The sandbox."))
 async def get(sandbox: str, request: Request) -> Response:
-    """Look at a sandbox; also at one that ended, for as long as its record is kept."""
+    """Get a sandbox. Ended sandboxes are found while their records are kept."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.get(get_principal(request), sandbox)))
 
 
-@router.patch("/{sandbox}", responses=documented_response(SandboxResponse, "It, changed."))
+@router.patch("/{sandbox}", responses=documented_response(SandboxResponse, "The changed sandbox."))
 async def update(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
-    """Change a sandbox's deadline and what that does, idle timeout, metadata or limits: all of what is asked, or nothing."""
-    return json_response(SandboxResponse.of(await get_node(request).sandboxes.update(get_principal(request), sandbox, body.asked())))
+    """Update a sandbox's timeouts, name, metadata or limits. All changes apply, or none."""
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.update(get_principal(request), sandbox, body.params())))
 
 
 @router.delete("/{sandbox}", status_code=204, responses=PROBLEM)
 async def delete(sandbox: str, request: Request) -> Response:
-    """End a sandbox and remove it. Answered when its processes are dead; again and again the same."""
+    """End a sandbox and delete everything in it. The response is sent when all processes are dead. A second call has no effect."""
     await get_node(request).sandboxes.kill(get_principal(request), sandbox)
     return Response(status_code=204)
 
 
-@router.get("/{sandbox}/usage", responses=documented_response(UsageResponse, "So far."))
+@router.get("/{sandbox}/usage", responses=documented_response(UsageResponse, "Usage so far."))
 async def get_usage(sandbox: str, request: Request) -> Response:
-    """What a sandbox has used, and of how much."""
+    """Get CPU time, memory, disk and processes that a sandbox has used, with its limits."""
     return json_response(UsageResponse.of(await get_node(request).sandboxes.usage(get_principal(request), sandbox)))
 
 
-@router.get("/{sandbox}/ports", responses=documented_response(PortsResponse, "At this moment."))
+@router.get("/{sandbox}/ports", responses=documented_response(PortsResponse, "The listening ports."))
 async def list_ports(sandbox: str, request: Request) -> Response:
-    """Tell on which TCP ports something listens inside a sandbox; none of Sandlot's own."""
+    """List TCP ports on which programs in a sandbox listen. Ports of Sandlot itself are left out."""
     found = await get_node(request).sandboxes.ports(get_principal(request), sandbox)
     return json_response(PortsResponse(ports=[PortResponse(port=each.port, address=each.address) for each in found]))

@@ -1,4 +1,4 @@
-"""Snapshots: taken, listed, looked at, removed."""
+"""Snapshots: schemas and routes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, js
 
 
 class CreateSnapshotRequest(RequestModel):
-    """A snapshot to take."""
+    """Options of a new snapshot."""
 
     name: Text | None = Field(
         default=None,
-        description="What to call it: up to 63 letters, digits, '.', '_' and '-'; no two of one key's have one name.",
+        description="Name, unique among the snapshots of the key: up to 63 letters, digits, `.`, `_` and `-`.",
         examples=["before-migration"],
     )
     kind: Literal["memory", "files"] = Field(
         default="memory",
-        description="memory: memory and files; what is started from it goes on in the middle of everything. files: files alone; what is started "
-        "from it boots.",
+        description="`memory`: memory and files; sandboxes that start from the snapshot continue with its processes. `files`: only files; they boot.",
     )
 
-    def what(self) -> SnapshotKind:
-        """What it is to hold."""
+    def snapshot_kind(self) -> SnapshotKind:
+        """Return the kind of the operation."""
         return SnapshotKind(self.kind)
 
 
@@ -43,19 +42,19 @@ class SnapshotResponse(ResponseModel):
     id: str
     name: str | None
     kind: Literal["memory", "files"]
-    sandbox: str = Field(description="What it was taken of, which may be gone.")
+    sandbox: str = Field(description="Id of the saved sandbox, which may have ended.")
     template: str
     isolation: str
     network: NetworkResponse
     limits: LimitsResponse
-    size_bytes: int = Field(description="What it takes on the disk.")
-    problem: str | None = Field(description="Why nothing can be started from its memory any more; null where nothing is known against it.")
+    size_bytes: int = Field(description="Size on disk.")
+    problem: str | None = Field(description="Reason why its memory can no longer be restored; null if no reason is known.")
     created_at: datetime
     node: str
 
     @classmethod
     def of(cls, record: SnapshotRecord) -> SnapshotResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         spec = record.spec
         return cls(
             id=record.id,
@@ -77,52 +76,50 @@ class SnapshotsResponse(ResponseModel):
     """A page of snapshots, oldest first."""
 
     snapshots: list[SnapshotResponse]
-    next_cursor: str | None = Field(description="For the next page; null where this is the last.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class SnapshotsQuery(QueryModel):
-    """Which snapshots to list."""
+    """Page of a list of snapshots."""
 
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=100, ge=1, le=1000, description="Snapshots on one page, at most.")
+    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    limit: int = Field(default=100, ge=1, le=1000, description="Maximum number of snapshots of the page.")
 
 
 router = APIRouter(tags=["snapshots"], route_class=SandboxRoute)
 
 
-@router.post(
-    "/v1/sandboxes/{sandbox}/snapshots", status_code=201, responses=documented_response(SnapshotResponse, "It is whole and on the disk.", 201)
-)
+@router.post("/v1/sandboxes/{sandbox}/snapshots", status_code=201, responses=documented_response(SnapshotResponse, "The snapshot.", 201))
 async def create(
     sandbox: str,
     body: CreateSnapshotRequest,
     request: Request,
-    idempotency_key: Annotated[
-        str | None, Header(description="Your own name for this request: sent again, it gives the snapshot that it gave.")
-    ] = None,
+    idempotency_key: Annotated[str | None, Header(description="Key of this request. A request with the same key returns the same snapshot.")] = None,
 ) -> Response:
-    """Keep what a sandbox is at this moment. It goes on undisturbed; a client that goes away meanwhile leaves no snapshot behind."""
-    work = get_node(request).snapshots.create(get_principal(request), sandbox, name=body.name, kind=body.what(), idempotency_key=idempotency_key)
+    """Save a sandbox's memory and files, or its files only. The sandbox keeps running. If the client disconnects, no snapshot remains."""
+    work = get_node(request).snapshots.create(
+        get_principal(request), sandbox, name=body.name, kind=body.snapshot_kind(), idempotency_key=idempotency_key
+    )
     return json_response(SnapshotResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 
-@router.get("/v1/snapshots", responses=documented_response(SnapshotsResponse, "A page of them, oldest first."))
+@router.get("/v1/snapshots", responses=documented_response(SnapshotsResponse, "A page of snapshots, oldest first."))
 async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Request) -> Response:
-    """List snapshots: your own; for an operator everybody's."""
+    """List snapshots of the caller; operators get those of all keys."""
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).snapshots.list(get_principal(request), after=after, limit=query.limit)
     following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
     return json_response(SnapshotsResponse(snapshots=[SnapshotResponse.of(record) for record in page.items], next_cursor=following))
 
 
-@router.get("/v1/snapshots/{snapshot}", responses=documented_response(SnapshotResponse, "It."))
+@router.get("/v1/snapshots/{snapshot}", responses=documented_response(SnapshotResponse, "The snapshot."))
 async def get(snapshot: str, request: Request) -> Response:
-    """Look at a snapshot, by its id or its name."""
+    """Get a snapshot."""
     return json_response(SnapshotResponse.of(await get_node(request).snapshots.get(get_principal(request), snapshot)))
 
 
 @router.delete("/v1/snapshots/{snapshot}", status_code=204, responses=PROBLEM)
 async def delete(snapshot: str, request: Request) -> Response:
-    """Remove a snapshot, by its id or its name. Sandboxes that were started from it live on."""
+    """Delete a snapshot. Sandboxes that started from it keep running."""
     await get_node(request).snapshots.delete(get_principal(request), snapshot)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""A terminal over a WebSocket: bytes both ways as binary messages, everything else as JSON in text messages.
+"""Terminals over WebSocket. Binary messages are input and output; text messages are JSON.
 
 To the client: first ``{"event": "started", "id", "pid", "offset"}``, where ``offset`` is the offset in the output of the first byte of the next
 binary message; then output, and ``{"event": "lost", "lost_bytes"}`` where output is no longer kept; at the end ``{"event": "exit", ...}`` and a
@@ -42,21 +42,21 @@ from sandlot.web.request_id import get_request_id
 
 
 class TerminalQuery(QueryModel):
-    """From where to show a terminal, and how large it is."""
+    """Position in the output of a terminal, and its size."""
 
-    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset; the oldest that is kept where left out.")
-    rows: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``cols``: its size from now on.")
-    cols: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="With ``rows``.")
+    stdout_from: int | None = Field(default=None, ge=0, description="Byte offset in the output. Default: the oldest byte that is kept.")
+    rows: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="New number of lines; needs `cols`.")
+    cols: int | None = Field(default=None, ge=1, le=MAX_TERMINAL_SIZE, description="New number of characters per line; needs `rows`.")
 
 
-_TYPED = "Send bytes to type, or a JSON object with 'resize', 'signal' or 'eof' as text."
+_MESSAGES = "Send input as binary messages, and a JSON object with `resize`, `signal` or `eof` as text."
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"], route_class=SandboxRoute)
 
 
-@router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "It has that size."))
+@router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "Result of the resize."))
 async def resize(sandbox: str, process: str, body: TerminalSize, request: Request) -> Response:
-    """Give a process's terminal another size."""
+    """Change the size of the terminal of a process."""
     return json_response(
         ProcessSignalResponse(running=await get_node(request).terminals.resize(get_principal(request), sandbox, process, body.rows, body.cols))
     )
@@ -64,7 +64,7 @@ async def resize(sandbox: str, process: str, body: TerminalSize, request: Reques
 
 @router.websocket("/{process}/terminal", name="terminals_connect")
 async def connect(sandbox: str, process: str, socket: WebSocket) -> None:
-    """Use a process's terminal over a WebSocket: it is shown from an offset on, and what is sent is typed. Closing it leaves the process running.
+    """Connect to the terminal of a process over WebSocket. The process keeps running after the connection closes.
 
     Binary messages are the bytes of the terminal, both ways. Text messages are JSON: to the client `started` (with the `offset` of the first byte),
     `lost`, and in the end `exit` or `failure`, each as its `event`; from the client `{"resize": {"rows": 24, "cols": 80}}`, `{"signal": "SIGINT"}` or
@@ -82,27 +82,27 @@ async def connect(sandbox: str, process: str, socket: WebSocket) -> None:
 
 
 @router.get("/{process}/terminal", include_in_schema=False)
-async def plain_request(sandbox: str, process: str, request: Request) -> Response:
-    """Say to somebody who asks without a WebSocket what it takes."""
+async def require_websocket(sandbox: str, process: str, request: Request) -> Response:
+    """Refuse requests without a WebSocket upgrade."""
     await get_node(request).processes.get(get_principal(request), sandbox, process)
-    error = InvalidRequestError("A terminal is used over a WebSocket.", hint="Ask with a WebSocket client, or read .../output and write .../stdin.")
+    error = InvalidRequestError("The request has no WebSocket upgrade.", hint="Use a WebSocket client, or `GET …/output` and `POST …/stdin`.")
     return errors.problem_response(error, get_request_id(request.scope), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], *, offset: int) -> None:
-    """Let a client use a terminal until it goes away or the process ends.
+    """Serve a terminal until the client disconnects or the process ends.
 
     Args:
-        socket: Not accepted yet.
-        sandbox: Where the process runs.
-        process: It.
-        connected: Its terminal.
-        offset: Where its output begins here.
+        socket: WebSocket that is not accepted yet.
+        sandbox: Id of the sandbox.
+        process: Id of the process.
+        connected: Terminal of the process.
+        offset: Offset of the first byte of the output.
     """
     await socket.accept()
     gone: asyncio.Event = socket.scope["state"].get(websocket.DISCONNECTED) or asyncio.Event()
-    showing = asyncio.create_task(_show(socket, connected, offset))
-    taking = asyncio.create_task(_take(socket, sandbox, process, connected))
+    showing = asyncio.create_task(_send_output(socket, connected, offset))
+    taking = asyncio.create_task(_receive(socket, sandbox, process, connected))
     leaving = asyncio.create_task(gone.wait())
     tasks: set[asyncio.Task[Any]] = {showing, taking, leaving}
     try:
@@ -123,7 +123,7 @@ async def _serve(socket: WebSocket, sandbox: str, process: str, connected: Duple
         await socket.close(websocket.NORMAL)
 
 
-async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offset: int) -> None:
+async def _send_output(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offset: int) -> None:
     async for event in connected:
         match event:
             case ProcessStarted(process, pid):
@@ -136,8 +136,8 @@ async def _show(socket: WebSocket, connected: Duplex[bytes, ProcessEvent], offse
                 await websocket.send_json(socket, {"event": "exit", **ProcessOutcomeResponse.of(event.outcome).model_dump()})
 
 
-async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:
-    """What the client says, until it leaves."""
+async def _receive(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent]) -> None:
+    """Handle messages of the client until it disconnects."""
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
@@ -146,15 +146,15 @@ async def _take(socket: WebSocket, sandbox: str, process: str, connected: Duplex
             if message.get("bytes") is not None:
                 await connected.send(message["bytes"])
             else:
-                await _obey(socket, sandbox, process, connected, message.get("text") or "")
+                await _handle(socket, sandbox, process, connected, message.get("text") or "")
         except ConflictError:
-            continue  # it has ended, which is about to be told
+            continue  # the process has ended; its exit event follows
 
 
-async def _obey(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], text: str) -> None:
+async def _handle(socket: WebSocket, sandbox: str, process: str, connected: Duplex[bytes, ProcessEvent], text: str) -> None:
     node, principal = get_node(socket), get_principal(socket)
-    asked = _parsed(text)
-    match asked:
+    message = _parsed(text)
+    match message:
         case {"resize": {"rows": int(rows), "cols": int(cols)}}:
             await node.terminals.resize(principal, sandbox, process, rows, cols)
         case {"signal": str() | int() as signal}:
@@ -162,14 +162,14 @@ async def _obey(socket: WebSocket, sandbox: str, process: str, connected: Duplex
         case {"eof": True}:
             await connected.end()
         case _:
-            raise InvalidRequestError("The message is none that a terminal knows.", hint=_TYPED)
+            raise InvalidRequestError(f"The terminal does not support the message {text[:64]!r}.", hint=_MESSAGES)
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
     try:
-        asked = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise InvalidRequestError("The message is no JSON object.", hint=_TYPED)
-    return asked
+        message = None
+    if not isinstance(message, dict):
+        raise InvalidRequestError(f"The message {text[:64]!r} is not a JSON object.", hint=_MESSAGES)
+    return message

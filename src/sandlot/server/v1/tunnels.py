@@ -1,8 +1,9 @@
-"""A tunnel to a port inside over a WebSocket: bytes both ways as binary messages, everything else as JSON in text messages.
+"""Tunnels to TCP ports of a sandbox over WebSocket. Binary messages are the bytes of the connection; text messages are JSON.
 
-It is connected once the upgrade is answered; until then every failure is the answer that a request would get. To the client: what the program sends,
-``{"event": "end"}`` when it has ended its half, and a normal close when both have; or ``{"event": "failure", ...}`` with a problem document. From the
-client: what the program is to read, and ``{"end": true}`` to end its own half. Closing in the middle resets the program's connection.
+Errors before the upgrade are ordinary HTTP responses. After the upgrade the tunnel is connected. To the client: bytes of the program,
+``{"event": "end"}`` when the program has closed its half, and a normal close when both halves are closed; or ``{"event": "failure", ...}`` with a
+problem document. From the client: bytes for the program, and ``{"end": true}`` to close its half. A close before both halves are closed resets the
+connection of the program.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from sandlot.web import duplex, errors, websocket
 from sandlot.web.dependencies import SandboxRoute, get_node, get_principal, get_sandbox_id
 from sandlot.web.request_id import get_request_id
 
-_SAID = "Send bytes as binary messages, and {'end': true} as text after the last."
+_MESSAGES = 'Send bytes as binary messages, and `{"end": true}` as text after the last one.'
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", route_class=SandboxRoute)
 
 
 @router.websocket("/{port}/tunnel", name="tunnels_connect")
 async def connect(sandbox: str, port: int, socket: WebSocket) -> None:
-    """Connect to what listens on a port of the sandbox's own loopback, over a WebSocket: whatever its network is.
+    """Connect to a TCP port on the loopback of a sandbox over WebSocket. This works with every network policy.
 
-    Binary messages are the bytes of the connection, both ways. Text messages are JSON: `{"event": "end"}` says that the program has ended its half,
-    `failure` that the connection was cut; `{"end": true}` from the client ends its half. Closing the WebSocket before both halves have ended resets
-    the connection. Where nothing listens, the answer is 404 `port_not_found`.
+    Binary messages are the bytes of the connection, both ways. Text messages are JSON: `{"event": "end"}` means that the program has closed its half,
+    `failure` means that the connection was lost; `{"end": true}` from the client closes its half. Closing the WebSocket before both halves are closed
+    resets the connection. If no program listens on the port, the response is 404 `port_not_found`.
     """
     opened = await get_node(socket).tunnels.connect(get_principal(socket), await get_sandbox_id(socket, sandbox), port)
     try:
@@ -44,19 +45,15 @@ async def connect(sandbox: str, port: int, socket: WebSocket) -> None:
 
 
 @router.get("/{port}/tunnel", include_in_schema=False)
-async def plain_request(sandbox: str, port: int, request: Request) -> Response:
-    """Say to somebody who asks without a WebSocket what it takes."""
+async def require_websocket(sandbox: str, port: int, request: Request) -> Response:
+    """Refuse requests without a WebSocket upgrade."""
     await get_node(request).sandboxes.get(get_principal(request), sandbox)
-    error = InvalidRequestError(f"Port {port} is reached over a WebSocket.", hint="Ask with a WebSocket client, or use `sandlot forward`.")
+    error = InvalidRequestError(f"The request for port {port} has no WebSocket upgrade.", hint="Use a WebSocket client, or `sandlot forward`.")
     return errors.problem_response(error, get_request_id(request.scope), status=HTTPStatus.UPGRADE_REQUIRED, headers={"Upgrade": "websocket"})
 
 
 class _Client:
-    """The client's end of a tunnel.
-
-    Args:
-        socket: Accepted.
-    """
+    """Client side of a tunnel, over an accepted WebSocket."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -64,14 +61,14 @@ class _Client:
         self._ended = False
 
     async def receive(self) -> bytes | None:
-        """What the client sends next."""
+        """Return the next bytes of the client; empty when it has closed its half, None when it has disconnected."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return None
             if data := message.get("bytes"):
                 if self._ended:
-                    raise InvalidRequestError("Bytes came after the end of them.", hint=_SAID)
+                    raise InvalidRequestError('The client sent bytes after `{"end": true}`.', hint=_MESSAGES)
                 return bytes(data)
             if message.get("text") is not None:
                 _check_end(message["text"])
@@ -79,18 +76,18 @@ class _Client:
                 return b""
 
     async def send(self, data: bytes) -> None:
-        """Send the client bytes."""
+        """Send bytes to the client."""
         await self._socket.send_bytes(data)
 
     async def ended(self) -> None:
-        """Tell the client that the program has ended its half."""
+        """Report to the client that the program has closed its half."""
         await websocket.send_json(self._socket, {"event": "end"})
 
 
 def _check_end(text: str) -> None:
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or set(said) != {"end"} or said["end"] is not True:
-        raise InvalidRequestError("The message is none that a tunnel knows.", hint=_SAID)
+        message = None
+    if not isinstance(message, dict) or set(message) != {"end"} or message["end"] is not True:
+        raise InvalidRequestError(f"The tunnel does not support the message {text[:64]!r}.", hint=_MESSAGES)

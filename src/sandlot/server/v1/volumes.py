@@ -1,4 +1,7 @@
-"""Volumes: made, listed, looked at, deleted."""
+"""Volumes: schemas and routes, and their mounts in running sandboxes.
+
+Invariant: A started attach or detach completes if the client disconnects.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, js
 
 
 class CreateVolumeRequest(RequestModel):
-    """A volume to make."""
+    """Options of a new volume."""
 
     name: Text = Field(
-        description="What to call it: up to 63 lower-case letters, digits, '_' and '-'; no two of one key's have one name.", examples=["datasets"]
+        description="Name, unique among the volumes of the key: up to 63 lower-case letters, digits, `_` and `-`.", examples=["datasets"]
     )
-    size_bytes: int = Field(default=DEFAULT_SIZE_BYTES, ge=MIN_SIZE_BYTES, le=MAX_SIZE_BYTES, description="What may be written to it.")
+    size_bytes: int = Field(default=DEFAULT_SIZE_BYTES, ge=MIN_SIZE_BYTES, le=MAX_SIZE_BYTES, description="Size of the volume.")
 
 
 class DetachQuery(QueryModel):
-    """A volume that a sandbox is to have no more."""
+    """Volume to unmount."""
 
-    path: Text = Field(description="The folder that it is in the sandbox; or the volume's name or id.", examples=["/data"])
+    path: Text = Field(description="Mount point in the sandbox, or name or id of the volume.", examples=["/data"])
 
 
 class VolumeResponse(ResponseModel):
@@ -35,14 +38,14 @@ class VolumeResponse(ResponseModel):
 
     id: str
     name: str
-    size_bytes: int = Field(description="What may be written to it.")
-    used_bytes: int = Field(description="What is in it; of one that no sandbox has, what was when the last one let go of it.")
-    attached: list[str] = Field(description="The ids of the sandboxes that have it, hibernated ones included.")
+    size_bytes: int = Field(description="Size of the volume.")
+    used_bytes: int = Field(description="Used space. Of a volume that is not mounted: as of its last unmount.")
+    attached: list[str] = Field(description="Ids of the sandboxes that mount the volume, including hibernated ones.")
     created_at: datetime
 
     @classmethod
     def of(cls, volume: VolumeInfo) -> VolumeResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             id=volume.id,
             name=volume.name,
@@ -62,41 +65,41 @@ class VolumesResponse(ResponseModel):
 router = APIRouter(tags=["volumes"], route_class=SandboxRoute)
 
 
-@router.post("/v1/volumes", status_code=201, responses=documented_response(VolumeResponse, "It is there, empty.", 201))
+@router.post("/v1/volumes", status_code=201, responses=documented_response(VolumeResponse, "The new, empty volume.", 201))
 async def create(body: CreateVolumeRequest, request: Request) -> Response:
-    """Make a volume: files that outlive the sandboxes that have it."""
+    """Create a volume of a given size."""
     return json_response(
         VolumeResponse.of(await get_node(request).volumes.create(get_principal(request), name=body.name, size_bytes=body.size_bytes)), 201
     )
 
 
-@router.get("/v1/volumes", responses=documented_response(VolumesResponse, "All of them, oldest first."))
+@router.get("/v1/volumes", responses=documented_response(VolumesResponse, "All volumes, oldest first."))
 async def list_volumes(request: Request) -> Response:
-    """List volumes: your own; for an operator everybody's."""
+    """List volumes of the caller and the space they use; operators get those of all keys."""
     found = await get_node(request).volumes.list(get_principal(request))
     return json_response(VolumesResponse(volumes=[VolumeResponse.of(volume) for volume in found]))
 
 
-@router.get("/v1/volumes/{volume}", responses=documented_response(VolumeResponse, "It."))
+@router.get("/v1/volumes/{volume}", responses=documented_response(VolumeResponse, "The volume."))
 async def get(volume: str, request: Request) -> Response:
-    """Look at a volume, by its id or its name."""
+    """Get a volume."""
     return json_response(VolumeResponse.of(await get_node(request).volumes.get(get_principal(request), volume)))
 
 
 @router.delete("/v1/volumes/{volume}", status_code=204, responses=PROBLEM)
 async def delete(volume: str, request: Request) -> Response:
-    """Delete a volume, by its id or its name, with all that is in it. One that a sandbox has is not: 409."""
+    """Delete a volume and its content. The request is refused with 409 while a sandbox mounts the volume."""
     await get_node(request).volumes.delete(get_principal(request), volume)
     return Response(status_code=204)
 
 
-@router.post("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "It has it."))
+@router.post("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "The sandbox."))
 async def attach(sandbox: str, body: AttachVolumeRequest, request: Request) -> Response:
-    """Attach a volume to a sandbox that runs; one that rests is resumed for it. Again and again the same. Where its isolation cannot: 501."""
-    return json_response(SandboxResponse.of(await get_node(request).sandboxes.attach_volume(get_principal(request), sandbox, body.asked())))
+    """Mount a volume in a sandbox. A suspended sandbox is resumed. A second call has no effect. Isolations without support respond with 501."""
+    return json_response(SandboxResponse.of(await get_node(request).sandboxes.attach_volume(get_principal(request), sandbox, body.mount())))
 
 
-@router.delete("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "It has it no more."))
+@router.delete("/v1/sandboxes/{sandbox}/volumes", responses=documented_response(SandboxResponse, "The sandbox."))
 async def detach(sandbox: str, query: Annotated[DetachQuery, Query()], request: Request) -> Response:
-    """Detach a volume from a sandbox; what is in it stays. While anything inside has a file of it open, or works in it: 409."""
+    """Unmount a volume from a sandbox; its content stays. The request is refused with 409 while a process in the sandbox uses the volume."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.detach_volume(get_principal(request), sandbox, query.path)))

@@ -11,7 +11,7 @@ import pytest
 from sandlot.core.access.idempotency import execution_id
 from sandlot.model.executions import Display
 from sandlot.model.ids import PROCESS_ID, SandboxId
-from sandlot.server.v1.code import DisplayResponse, gone_on, mime_bundle
+from sandlot.server.v1.code import DisplayResponse, mime_bundle, parse_event_id
 from sandlot.web.streaming import NDJSON_MEDIA_TYPE, SSE_MEDIA_TYPE
 from tests.support.cases import cases
 from tests.support.http import output, post, problem, told
@@ -63,7 +63,7 @@ async def test_each_event_says_where_to_go_on(http: httpx.AsyncClient, url: str)
     for seen, (_, id_, _) in enumerate(whole[:-1]):
         rest = await with_ids(http, path, **{"Last-Event-ID": id_})
         assert rest[1:] == whole[max(1, seen + 1) :], id_
-    events_from, stdout_from, stderr_from = gone_on(whole[-2][1]) or (0, 0, 0)
+    events_from, stdout_from, stderr_from = parse_event_id(whole[-2][1]) or (0, 0, 0)
     asked = await told(http, path, events_from=events_from, stdout_from=stdout_from, stderr_from=stderr_from)
     assert [name for name, _ in asked] == ["accepted", "exit"]
 
@@ -120,7 +120,7 @@ def test_the_run_of_a_key_is_one_sandboxes() -> None:
 
 @pytest.mark.parametrize("id_", ["", "1", "1-2", "1-2-3-4", "a-b-c", "1--2", "٣-1-2", "1-2-" + "9" * 19])
 def test_an_event_id_of_somebody_else_is_none(id_: str) -> None:
-    assert gone_on(id_) is None
+    assert parse_event_id(id_) is None
 
 
 async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str) -> None:

@@ -152,7 +152,10 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
         ({"isolation": "docker"}, 400, "invalid_request", "isolation"),
         ({"network": {"mode": "internet"}}, 501, "unsupported", "network"),
         ({"network": {"mode": "open"}}, 400, "invalid_request", "network.mode"),
-        ({"network": "none"}, 400, "invalid_request", "network"),
+        ({"network": "internet"}, 501, "unsupported", "network"),
+        ({"network": ["github.com"]}, 501, "unsupported", "network"),
+        ({"network": "open"}, 400, "invalid_request", "network.mode"),
+        ({"network": 3}, 400, "invalid_request", "network"),
         ({"name": "a b"}, 400, "invalid_request", None),
         ([], 400, "invalid_request", "body"),
         (None, 400, "invalid_request", "body"),
@@ -300,3 +303,9 @@ async def test_live_sandbox_of_a_name_is_returned_instead_of_created(http: httpx
     assert (await http.post("/v1/sandboxes", json=request, headers={"Idempotency-Key": "k"})).status_code == 201, "repeated"
     for invalid in ({**request, "name": None}, {**request, "if_exists": "ignore"}):
         problem(await http.post("/v1/sandboxes", json=invalid), 400, "invalid_request")
+
+
+async def test_network_mode_is_a_string_or_an_object_in_requests_and_an_object_in_responses(http: httpx.AsyncClient) -> None:
+    for network in ("none", {"mode": "none"}):
+        created = await http.post("/v1/sandboxes", json={"template": "base", "network": network})
+        assert (created.status_code, created.json()["network"]) == (201, {"mode": "none"})
