@@ -35,7 +35,7 @@ from sandlot.model.states import State
 from sandlot.model.volumes import VolumeInfo
 
 VENDOR: Final = "pandastack"
-"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+"""Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 TREE_KEY: Final = "sandlot.tree"
 """Label whose value is the id of the tree of a fork."""
 TTL_KEY: Final = "sandlot.ttl"

@@ -26,7 +26,7 @@ from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
 VENDOR: Final = "sandbase"
-"""Value of the label ``sandlot.api``, origin of runs in the execution log, and name of the payload format of webhooks."""
+"""Value of the label ``VENDOR_KEY``, origin of runs in the execution log, and name of the payload format of webhooks."""
 
 TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
 """Name of the vendor -> name of the template, and name to display."""
