@@ -26,7 +26,7 @@ Run = Callable[..., str]
 
 PROGRAM = """
 import sys
-from sandlot import AuthenticationError, NotFoundError, Sandbox, execute
+from sandlot import AuthenticationError, Client, NotFoundError, Sandbox
 from sandlot.sdk.compat.sandboxapi import SandboxAPI
 
 with Sandbox.create("base", metadata={"from": "wheel"}) as sandbox:
@@ -36,7 +36,10 @@ with Sandbox.create("base", metadata={"from": "wheel"}) as sandbox:
     assert sandbox.commands.run("cat data.csv; exit 3").exit_code == 3
     assert [entry.name for entry in sandbox.files.list("/workspace")] == ["data.csv"]
     assert [info.id for info in Sandbox.list(metadata={"from": "wheel"})] == [sandbox.id]
-assert execute("bash", "tr a-z A-Z", stdin="once", template="base", expected_output="ONCE").ok
+    with sandbox.pty.create(["/bin/echo", "on a terminal"]) as terminal:
+        assert b"on a terminal" in b"".join(terminal)
+with Client() as client:
+    assert client.programs.run("bash", "tr a-z A-Z", stdin="once", template="base", expected_output="ONCE").ok
 try:
     SandboxAPI(api_key="")
 except AuthenticationError:
@@ -64,9 +67,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module")
-def run(wheel: Path) -> Iterator[Run]:
-    """Runs a program of an environment that has the wheel and what is locked for it; ends the service that it starts."""
+@pytest.fixture(scope="module", params=["requirements.lock", "tests/environments/openai-agents.lock"])
+def run(wheel: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs a program of an environment that has the wheel and the packages of a lock; ends the service that it starts."""
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     python = folder / "venv" / "bin" / "python"
@@ -95,7 +98,7 @@ def run(wheel: Path) -> Iterator[Run]:
             "--only-binary",
             ":all:",
         ]
-        run(*install, "--require-hashes", "--requirement", ROOT / "requirements.lock")
+        run(*install, "--require-hashes", "--requirement", ROOT / request.param)
         run(*install, wheel)
         try:
             yield run
@@ -126,6 +129,15 @@ def test_what_is_no_module_of_ours_is_in_it_too(wheel: Path, part: str) -> None:
 
 def test_the_sdk_of_the_wheel_starts_the_service_of_the_wheel_and_works_with_it(run: Run) -> None:
     assert "/venv/lib/" in run("python", "-c", PROGRAM)
+
+
+def test_environment_has_the_versions_of_its_lock(run: Run, request: pytest.FixtureRequest) -> None:
+    lock = (ROOT / request.node.callspec.params["run"]).read_text(encoding="utf-8")
+    packages = [package for package in ("openai-agents", "rich", "websockets") if f"\n{package}==" in lock]
+    printed = run("python", "-c", f"import importlib.metadata as m; print(*('%s==%s' % (name, m.version(name)) for name in {packages}), sep='\\n')")
+    assert set(printed.splitlines()) <= {line.partition(" ")[0] for line in lock.splitlines()}
+    if "openai-agents" in packages:
+        run("python", "-c", "import agents, sandlot")
 
 
 def test_the_command_line_of_the_wheel_works(run: Run, tmp_path: Path) -> None:

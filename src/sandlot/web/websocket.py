@@ -104,7 +104,8 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent and self.transport.is_closing():
             return
         self.conn.receive_data(data)
-        if self.conn.parser_exc is not None and not self.handshake_initiated:
+        # websockets before 16 refuses other methods than GET when it parses the request, and then sends no event.
+        if not self.handshake_initiated and (self.conn.parser_exc is not None or self.conn.handshake_exc is not None):
             self._refuse("The request is not a WebSocket upgrade.")
         elif self.conn.parser_exc is not None:
             self._disconnected.set()
