@@ -98,7 +98,7 @@ def test_paths_that_are_none_are_refused_by_every_call(sandbox: Sandbox, http: h
             http.get(f"{url}/archive", params={"path": path}),
             http.post(f"{url}/archive", params={"path": path}, content=archive()),
             http.get(f"{url}/watch", params={"path": path}),
-            http.post(f"{url}/sign", json={"path": path}) if len(path) != 301 else http.get(f"{url}/stat", params={"path": path}),
+            http.post(f"{url}/signed-urls", json={"path": path}) if len(path) != 301 else http.get(f"{url}/stat", params={"path": path}),
         ):
             assert answer.status_code in REFUSED, (path[:20], answer.text)
             assert answer.json()["code"] in {"path_invalid", "path_not_found"}

@@ -216,7 +216,7 @@ def test_forks_continue_from_their_parent_and_are_independent(service: LocalServ
 
 @pytest.mark.slow
 def test_client_that_goes_away_leaves_no_half_made_snapshot_or_fork(service: LocalService, http: httpx.Client, full: Sandbox) -> None:
-    for verb, body in (("snapshot", {"name": "half"}), ("fork", {"count": 2})):
+    for verb, body in (("snapshots", {"name": "half"}), ("forks", {"count": 2})):
         with pytest.raises(httpx.ReadTimeout):
             http.post(f"/v1/sandboxes/{full.id}/{verb}", json=body, timeout=0.05)
         has_it_all(full)

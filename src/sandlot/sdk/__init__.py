@@ -1,6 +1,6 @@
-"""The client: sandboxes from Python, synchronous and asynchronous, over a unix socket or TCP.
+"""The Python SDK: sandboxes over a unix socket or TCP, synchronous and asynchronous.
 
-The asynchronous half is written by hand, the synchronous one is made from it (``scripts/unasync.py``).
+The asynchronous half is written by hand; ``scripts/unasync.py`` generates the synchronous half. Everything public is in ``__all__``.
 """
 
 from __future__ import annotations

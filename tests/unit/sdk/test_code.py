@@ -153,6 +153,11 @@ def test_background_run_is_awaited_polled_and_interrupted(service: Script, sandb
     assert (told, handle.stdout, handle.stderr, [each.text for each in handle.results]) == (["a", "b"], "ab", "", ["1"])
     assert handle.result == handle.wait() == handle.poll()
     assert list(handle) == []
+    service.say(Reply(200, {**DONE, "stdout": "ab"}))
+    other = sandbox.connect_code("e1")
+    assert other.poll() == other.result
+    assert other.result is not None
+    assert other.result.stdout == "ab"
     service.say(Reply(200, {"running": False}))
     assert not handle.interrupt()
 

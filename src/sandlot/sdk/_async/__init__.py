@@ -1,1 +1,1 @@
-"""The client, written once: asynchronous. :mod:`sandlot.sdk._sync` is made from it by ``scripts/unasync.py``."""
+"""The asynchronous client. ``scripts/unasync.py`` generates :mod:`sandlot.sdk._sync` from it."""

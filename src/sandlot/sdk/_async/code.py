@@ -69,6 +69,8 @@ class AsyncCodeHandle:
         self._path = path
         self._transcript = transcript
         self._callbacks = callbacks
+        self._polled: Execution | None = None
+        """Outcome that :meth:`poll` has read."""
 
     @property
     def id(self) -> str:
@@ -93,7 +95,7 @@ class AsyncCodeHandle:
     @property
     def result(self) -> Execution | None:
         """Outcome of the run, once :meth:`wait`, :meth:`poll` or an iteration has read the end; None before."""
-        return self._transcript.execution()
+        return self._transcript.execution() or self._polled
 
     def __aiter__(self) -> AsyncGenerator[CodeEvent]:
         return self._events()
@@ -134,10 +136,10 @@ class AsyncCodeHandle:
 
     async def poll(self) -> Execution | None:
         """Return the outcome if the run has ended, else None; :meth:`state` has the output so far."""
-        if self._transcript.over():
-            return self.result
-        state = await self.state()
-        return None if state.status == "running" else state
+        if self.result is None:
+            state = await self.state()
+            self._polled = None if state.status == "running" else state
+        return self.result
 
     async def state(self) -> Execution:
         """Get the run as it is now, with all output that the sandbox keeps; ``status`` is ``running`` before the end.

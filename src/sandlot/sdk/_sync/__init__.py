@@ -1,1 +1,1 @@
-"""The synchronous client. Everything here but ``backend.py`` is made from :mod:`sandlot.sdk._async` by ``scripts/unasync.py``."""
+"""The synchronous client, which ``scripts/unasync.py`` generates from :mod:`sandlot.sdk._async`, except for its hand-written modules."""

@@ -70,6 +70,8 @@ class CodeHandle:
         self._path = path
         self._transcript = transcript
         self._callbacks = callbacks
+        self._polled: Execution | None = None
+        """Outcome that :meth:`poll` has read."""
 
     @property
     def id(self) -> str:
@@ -94,7 +96,7 @@ class CodeHandle:
     @property
     def result(self) -> Execution | None:
         """Outcome of the run, once :meth:`wait`, :meth:`poll` or an iteration has read the end; None before."""
-        return self._transcript.execution()
+        return self._transcript.execution() or self._polled
 
     def __iter__(self) -> Generator[CodeEvent]:
         return self._events()
@@ -135,10 +137,10 @@ class CodeHandle:
 
     def poll(self) -> Execution | None:
         """Return the outcome if the run has ended, else None; :meth:`state` has the output so far."""
-        if self._transcript.over():
-            return self.result
-        state = self.state()
-        return None if state.status == "running" else state
+        if self.result is None:
+            state = self.state()
+            self._polled = None if state.status == "running" else state
+        return self.result
 
     def state(self) -> Execution:
         """Get the run as it is now, with all output that the sandbox keeps; ``status`` is ``running`` before the end.

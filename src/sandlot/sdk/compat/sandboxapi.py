@@ -1,6 +1,6 @@
-"""A client with the surface of SandboxAPI's documentation, for Sandlot's door ``/sandboxapi`` or whatever else speaks that API.
+"""A client with the surface of SandboxAPI's documentation, for Sandlot's compatibility API ``/sandboxapi`` or another service with this API.
 
-In a program that was written for it, the line that imports it changes::
+A program that was written for SandboxAPI changes its import::
 
     from sandlot.sdk.compat.sandboxapi import SandboxAPI
 
@@ -9,10 +9,10 @@ In a program that was written for it, the line that imports it changes::
     print(sb.sessions.execute(session.id, code="print(6 * 7)").stdout)
     sb.sessions.close(session.id)
 
-Laws:
-- Code that fails is a result: it raises nothing. What raises is a request that was refused, a session that there is not, or a service that is away.
+Invariants:
+- Code that fails is a result. Errors are raised for refused requests, missing sessions and services that cannot be reached.
 - ``stdout`` and ``stderr`` are text, never None.
-- One client may be used by many threads.
+- Threads may share a client.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sandlot import __version__
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, SandlotError, UnavailableError, from_code
 
 DEFAULT_URL = "http://127.0.0.1:8080/sandboxapi"
-"""Of a Sandlot that runs on this machine as its guide says."""
+"""Address of a Sandlot service on this machine, as in the guide."""
 KEY_VARIABLE, URL_VARIABLE = "SANDBOX_API_KEY", "SANDBOX_API_URL"
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 120.0
-"""How much longer than the code itself an answer may take: a sandbox may have to be made for it, and to wait for room."""
+RESPONSE_TIMEOUT_S = 120.0
+"""Seconds that a response may take beyond the timeout of the code: the sandbox may have to be created, or to wait for capacity."""
 DEFAULT_CONCURRENCY = 4
 
 _Result = TypeVar("_Result")
@@ -57,15 +57,15 @@ _CODES: Mapping[int, ErrorCode] = {
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session: variables, imports, files and packages stay from call to call.
+    """A session, in which variables, imports, files and packages persist between calls.
 
     Args:
-        id: By which calls name it.
-        language: What its code is in.
+        id: Id of the session.
+        language: Language of the code.
         status: ``active``.
-        idle_ttl: Seconds of doing nothing after which it is closed.
-        created_at: ISO 8601.
-        expires_at: When it is closed if nothing more is done in it.
+        idle_ttl: Seconds without activity after which the session is closed.
+        created_at: Time of creation in ISO 8601.
+        expires_at: Time at which the session is closed if there is no more activity.
     """
 
     id: str
@@ -83,21 +83,21 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteResult:
-    """What code came to.
+    """Result of a run of code.
 
     Args:
-        status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``; in a batch also ``error``, where it could not be run.
-        stdout: What it wrote.
-        stderr: The same; an exception's traceback is in it.
-        exit_code: 0 where it went well.
-        id: The run's.
-        language: What it is in.
-        exit_signal: The signal that ended it.
-        compile_output: What a compiler said.
-        execution_time_ms: Processor time.
-        wall_time_ms: The time that passed.
-        memory_used_kb: The most memory that it had; 0 where nobody knows.
-        result: In a session: the value of the last expression, as text.
+        status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``; in a batch also ``error`` for code that could not be run.
+        stdout: Standard output.
+        stderr: Standard error, with the traceback of an exception.
+        exit_code: Exit code; 0 for success.
+        id: Id of the run.
+        language: Language of the code.
+        exit_signal: Signal that ended the code.
+        compile_output: Output of a compiler.
+        execution_time_ms: CPU time.
+        wall_time_ms: Elapsed time.
+        memory_used_kb: Peak memory; 0 if unknown.
+        result: Value of the last expression as text; only in a session.
     """
 
     status: str
@@ -115,21 +115,21 @@ class ExecuteResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it went well, and wrote what was expected."""
+        """True if the code succeeded and wrote the expected output."""
         return self.status == "completed"
 
 
 @dataclass(frozen=True, slots=True)
 class InstallResult:
-    """What an installation came to.
+    """Result of an installation.
 
     Args:
         status: ``completed`` or ``failed``.
-        manager: Who installed.
-        packages: What was asked for.
-        stdout: What the manager wrote.
-        stderr: The same.
-        exit_code: Its.
+        manager: Package manager.
+        packages: Requested packages.
+        stdout: Standard output of the package manager.
+        stderr: Standard error of the package manager.
+        exit_code: Exit code of the package manager.
     """
 
     status: str
@@ -141,19 +141,19 @@ class InstallResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it went well."""
+        """True if the installation succeeded."""
         return self.status == "completed"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of many programs, in the order in which they were given.
+    """Results of several programs, in their order.
 
     Args:
-        results: Of each.
-        total: How many there are.
-        completed: How many ended with 0.
-        failed: How many did not, or could not be run.
+        results: Result of each program.
+        total: Number of programs.
+        completed: Number of programs with exit code 0.
+        failed: Number of other programs.
     """
 
     results: tuple[ExecuteResult, ...]
@@ -163,21 +163,21 @@ class BatchResult:
 
 
 class SandboxAPI:
-    """A service that speaks SandboxAPI.
+    """A service with SandboxAPI's API.
 
     Args:
-        api_key: The key, by default ``SANDBOX_API_KEY``.
-        base_url: What comes before ``/v1``, by default ``SANDBOX_API_URL``, and where that is unset a Sandlot on this machine.
-        http_client: Connections of one's own; it stays open when this is closed.
+        api_key: API key. Default: ``SANDBOX_API_KEY``.
+        base_url: URL in front of ``/v1``. Default: ``SANDBOX_API_URL``, or a Sandlot service on this machine.
+        http_client: Client whose connections are used; :meth:`close` leaves it open.
 
     Raises:
-        AuthenticationError: There is no key.
+        AuthenticationError: No API key is given or set.
     """
 
     def __init__(self, api_key: str | None = None, base_url: str | None = None, *, http_client: httpx.Client | None = None) -> None:
         key = api_key or os.environ.get(KEY_VARIABLE, "")
         if not key:
-            raise AuthenticationError("There is no API key.", code=ErrorCode.UNAUTHENTICATED, hint=f"Pass api_key, or set {KEY_VARIABLE}.")
+            raise AuthenticationError("No API key is set.", code=ErrorCode.UNAUTHENTICATED, hint=f"Pass `api_key`, or set {KEY_VARIABLE}.")
         self.base_url = (base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
         self._owned = http_client is None
         self._http = httpx.Client() if http_client is None else http_client
@@ -191,24 +191,21 @@ class SandboxAPI:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Sessions live on."""
+        """Close the connections. Sessions stay open."""
         if self._owned:
             self._http.close()
 
     def execute(
         self, language: str, code: str, *, stdin: str | None = None, timeout: float | None = None, expected_output: str | None = None
     ) -> ExecuteResult:
-        """Run a program once, in a sandbox of its own without network.
+        """Run a program once in a new sandbox without network. A program that fails is a result.
 
         Args:
             language: ``python3``, ``javascript`` or ``bash``.
-            code: The program.
-            stdin: All of its standard input.
-            timeout: Seconds until it is killed, 10 by default, 300 at most.
-            expected_output: What it is to write; where it writes something else, its status is ``wrong_answer``.
-
-        Raises:
-            SandlotError: It could not be run. A program that fails is a result.
+            code: Text of the program.
+            stdin: Standard input.
+            timeout: Seconds until the program is killed, at most 300. Default: 10.
+            expected_output: Expected standard output; the status is ``wrong_answer`` if it differs.
         """
         body = _given(language=language, code=code, stdin=stdin, timeout=timeout, expected_output=expected_output)
         return _result(self.request("POST", "/v1/execute", body, timeout))
@@ -216,26 +213,23 @@ class SandboxAPI:
     def execute_with_expected(
         self, language: str, code: str, expected_output: str, *, stdin: str | None = None, timeout: float | None = None
     ) -> ExecuteResult:
-        """Run a program once and compare what it writes: ``completed`` or ``wrong_answer``. White space at the ends of lines is no difference.
+        """Run a program once and compare its output: ``completed`` or ``wrong_answer``. White space at the ends of lines is ignored.
 
         Args:
             language: As for :meth:`execute`.
-            code: The same.
-            expected_output: What it is to write.
-            stdin: All of its standard input.
-            timeout: Seconds until it is killed.
-
-        Raises:
-            SandlotError: It could not be run.
+            code: As for :meth:`execute`.
+            expected_output: As for :meth:`execute`.
+            stdin: As for :meth:`execute`.
+            timeout: As for :meth:`execute`.
         """
         return self.execute(language, code, stdin=stdin, timeout=timeout, expected_output=expected_output)
 
     def execute_batch(self, executions: Iterable[Mapping[str, Any]], *, concurrency: int = DEFAULT_CONCURRENCY) -> BatchResult:
-        """Run programs, each in a sandbox of its own, a few at a time. One that cannot be run is a result of status ``error``, and spoils no other.
+        """Run programs side by side, each in a new sandbox. A program that cannot be run has the status ``error`` and does not affect the others.
 
         Args:
-            executions: The arguments of :meth:`execute` of each.
-            concurrency: How many run at once.
+            executions: Arguments of :meth:`execute` for each program.
+            concurrency: Number of programs that run at the same time.
         """
         asked = list(executions)
         with ThreadPoolExecutor(max_workers=max(1, concurrency), thread_name_prefix="sandboxapi") as threads:
@@ -244,7 +238,7 @@ class SandboxAPI:
         return BatchResult(results, total=len(results), completed=completed, failed=len(results) - completed)
 
     def languages(self) -> list[dict[str, Any]]:
-        """What code can be in: ``id``, ``name``, ``version``, ``aliases``, ``file_extension``, ``example``."""
+        """List languages with ``id``, ``name``, ``version``, ``aliases``, ``file_extension`` and ``example``."""
         return list(self.request("GET", "/v1/languages")["languages"])
 
     def _attempt(self, asked: Mapping[str, Any]) -> ExecuteResult:
@@ -254,21 +248,19 @@ class SandboxAPI:
             return ExecuteResult("error", stderr=f"execution failed: {error}", exit_code=-1, language=str(asked.get("language", "")))
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> dict[str, Any]:
-        """Make one call.
+        """Send a request and return the JSON object of the response, which is empty for an empty response.
 
         Args:
-            method: HTTP's.
-            path: From ``/v1`` on.
-            body: JSON.
-            timeout_s: How long what is asked for may take.
-
-        Returns:
-            The answer's JSON object; empty for an empty answer.
+            method: HTTP method.
+            path: Path from ``/v1`` on.
+            body: JSON body.
+            timeout_s: Timeout of the code that the request runs.
 
         Raises:
-            SandlotError: The service's, or UnavailableError where none answers.
+            SandlotError: The service refused the request.
+            UnavailableError: The service cannot be reached.
         """
-        read_s = ANSWER_TIMEOUT_S + (timeout_s or 0.0)
+        read_s = RESPONSE_TIMEOUT_S + (timeout_s or 0.0)
         try:
             response = self._http.request(
                 method,
@@ -279,9 +271,9 @@ class SandboxAPI:
             )
         except httpx.HTTPError as error:
             raise UnavailableError(
-                f"{self.base_url} does not answer: {str(error) or type(error).__name__}.",
+                f"Cannot connect to {self.base_url}: {str(error) or type(error).__name__}.",
                 code=ErrorCode.SERVICE_UNAVAILABLE,
-                hint=f"Start the service, or say by base_url or {URL_VARIABLE} where it is.",
+                hint=f"Start the service, or correct `base_url` or {URL_VARIABLE}.",
             ) from error
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(f"The request cannot be sent as JSON: {error}.") from error
@@ -294,11 +286,7 @@ class SandboxAPI:
 
 
 class Sessions:
-    """Sessions of a service.
-
-    Args:
-        api: It.
-    """
+    """Sessions of a service, as ``sb.sessions``."""
 
     def __init__(self, api: SandboxAPI) -> None:
         self._api = api
@@ -307,63 +295,58 @@ class Sessions:
         """Open a session.
 
         Args:
-            language: What its code is in.
-            idle_ttl: Seconds of doing nothing after which it is closed, 600 by default.
-
-        Raises:
-            SandlotError: It could not be opened.
+            language: Language of the code.
+            idle_ttl: Seconds without activity after which the session is closed. Default: 600.
         """
         return _read(Session, self._api.request("POST", "/v1/sessions", _given(language=language, idle_ttl=idle_ttl)))
 
     def execute(self, session_id: str, code: str, *, timeout: float | None = None) -> ExecuteResult:
-        """Run code in a session, where everything is that the code before it left.
+        """Run code in a session, in which variables of earlier code persist. Code that fails is a result.
 
         Args:
-            session_id: Its id.
-            code: The code.
-            timeout: Seconds until it is interrupted, 60 by default, 300 at most.
+            session_id: Id of the session.
+            code: Code to run.
+            timeout: Seconds until the code is interrupted, at most 300. Default: 60.
 
         Raises:
-            NotFoundError: There is no such session, or not any more.
-            SandlotError: It could not be run. Code that fails is a result.
+            NotFoundError: The session does not exist or is closed.
         """
         return _result(self._api.request("POST", f"{_path(session_id)}/execute", _given(code=code, timeout=timeout), timeout))
 
     def install(self, session_id: str, manager: str = "pip", packages: Sequence[str] = (), *, timeout: float | None = None) -> InstallResult:
-        """Install packages in a session; its interpreter can import them at once.
+        """Install packages in a session; its interpreter can import them at once. An installation that fails is a result.
 
         Args:
-            session_id: Its id.
+            session_id: Id of the session.
             manager: ``pip``, ``npm`` or ``apt``.
             packages: Names, with or without versions.
-            timeout: Seconds until it is ended, 300 by default.
+            timeout: Seconds until the installation is killed. Default: 300.
 
         Raises:
-            NotFoundError: There is no such session, or not any more.
-            SandlotError: It could not be begun. An install that fails is a result.
+            NotFoundError: The session does not exist or is closed.
         """
         body = _given(manager=manager, packages=list(packages), timeout=timeout)
         told = self._api.request("POST", f"{_path(session_id)}/install", body, timeout or 300.0)
         return _read(InstallResult, {**told, "packages": tuple(told.get("packages", ()))})
 
     def close(self, session_id: str) -> None:
-        """Close a session, and remove all that is in it.
+        """Close a session and delete everything in it.
 
         Raises:
-            NotFoundError: There is no such session, or not any more.
+            NotFoundError: The session does not exist or is closed.
         """
         self._api.request("DELETE", _path(session_id))
 
     def get(self, session_id: str) -> Session:
-        """Look at a session.
+        """Get a session.
 
         Raises:
-            NotFoundError: There is no such session, or not any more.
+            NotFoundError: The session does not exist or is closed.
         """
         return _read(Session, self._api.request("GET", _path(session_id)))
 
     def list(self) -> list[Session]:
-        """All sessions of this key, oldest first."""
+        """List the sessions of the API key, oldest first."""
         return [_read(Session, each) for each in self._api.request("GET", "/v1/sessions")["sessions"]]
 
 
@@ -380,13 +363,13 @@ def _result(told: Mapping[str, Any]) -> ExecuteResult:
 
 
 def _read(made: Callable[..., _Result], told: Mapping[str, Any]) -> _Result:
-    """A value out of an answer's fields; those that a newer service has beside them are passed over."""
-    names = getattr(made, "__dataclass_fields__")  # noqa: B009 - of a class that is known to be one
+    """Return a value with the fields of a response; fields of a newer service are ignored."""
+    names = getattr(made, "__dataclass_fields__")  # noqa: B009 - the class is a dataclass
     return made(**{name: value for name, value in told.items() if name in names})
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
-    """An answer's JSON object; empty where it is none."""
+    """Return the JSON object of a response; empty if the response has none."""
     try:
         told = response.json()
     except ValueError:
