@@ -1,1 +1,1 @@
-"""The native API, version 1: one module of routes for each kind of thing, ``schemas`` for what they take and give."""
+"""Native API, version 1. Each module has the schemas, the event table and the routes of one resource."""

@@ -1,4 +1,4 @@
-"""What happened, listed and followed; the log of what ran, and what that wrote."""
+"""Events of sandboxes, snapshots and volumes: schemas, event stream and routes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
 class PositionEvent(ResponseModel):
-    """Where a stream of events begins."""
+    """Start of a stream of events."""
 
-    after: int = Field(description="The events that follow have larger numbers.")
+    after: int = Field(description="The following events have larger sequence numbers.")
 
 
 class EventResponse(ResponseModel):
-    """Something that happened."""
+    """An event."""
 
-    sequence: int = Field(description="Larger than that of everything that happened before.")
-    type: str = Field(description="What: a noun, a dot, a past participle, such as sandbox.created. A newer service may have others.")
+    sequence: int = Field(description="Sequence number, larger than those of earlier events.")
+    type: str = Field(description="Type such as `sandbox.created`. Newer versions may add types.")
     at: datetime
-    owner: str = Field(description="The key's id, or 'local'.")
+    owner: str = Field(description="Id of the key that owns the object, or `local`.")
     sandbox: str | None
     fault: Fault | None = Field(description="Cause of a failure, such as a sandbox that ran out of memory; null for other events.")
-    data: dict[str, Any] = Field(description="Details; which ones depends on the type.")
+    data: dict[str, Any] = Field(description="Details, depending on the type.")
 
     @classmethod
     def of(cls, record: EventRecord) -> EventResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         event = record.event
         return cls(
             sequence=record.sequence,
@@ -67,10 +67,10 @@ class EventsQuery(QueryModel):
         ge=0,
         lt=2**62,
         description="Only events with a larger sequence number. Without it, a list begins with the oldest event, and a stream with the next one. "
-        "Not with order=desc.",
+        "Not with `order=desc`.",
     )
-    order: Literal["asc", "desc"] = Field(default="asc", description="'asc': oldest first. 'desc': newest first, for lists only.")
-    cursor: Text | None = Field(default=None, description="The next_cursor of the previous page, which had the same order.")
+    order: Literal["asc", "desc"] = Field(default="asc", description="`asc`: oldest first. `desc`: newest first, for lists only.")
+    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page, which had the same order.")
     limit: int = Field(default=100, ge=1, le=1000, description="Largest number of events.")
     sandbox: Text | None = Field(default=None, description="Only events of this sandbox, by its id.")
 
@@ -85,15 +85,15 @@ _MAX_DIGITS = 18
 @router.get(
     "/events",
     responses=documented_response(
-        EventsResponse, "A page of events; with 'Accept: text/event-stream' a stream of new events.", events=SANDBOX_EVENTS
+        EventsResponse, "A page of events, or a stream of new events with `Accept: text/event-stream`.", events=SANDBOX_EVENTS
     ),
 )
 async def list_events(
     query: Annotated[EventsQuery, Query()],
     request: Request,
-    last_event_id: Annotated[str | None, Header(description="The 'id' of the last event that was seen, for a stream that goes on.")] = None,
+    last_event_id: Annotated[str | None, Header(description="`id` of the last received event, to continue a stream.")] = None,
 ) -> Response:
-    """List or follow the events of your objects; with an operator's key, of all objects."""
+    """List or follow events of the caller's objects; operators get those of all keys."""
     principal, history = get_principal(request), get_node(request).history
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     if query.order == "desc":
@@ -112,10 +112,10 @@ async def list_events(
         )
     after = query.after if query.cursor is None else _number(query.cursor, "cursor")
     if streaming.accepts_events(request):
-        asked = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
-        begin = await history.last_sequence() if asked is None else asked
+        start = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
+        begin = await history.last_sequence() if start is None else start
         stream = await history.follow_events(principal, sandbox=sandbox, after=begin)
-        return streaming.event_response(request, _told(begin, stream), stream.aclose)
+        return streaming.event_response(request, _feed(begin, stream), stream.aclose)
     page = await history.events(principal, sandbox=sandbox, after=after or 0, limit=query.limit)
     last = page.items[-1].sequence if page.items else after or 0
     return json_response(
@@ -123,10 +123,10 @@ async def list_events(
     )
 
 
-async def _told(begin: int, happens: AsyncIterator[EventRecord]) -> AsyncIterator[streaming.StreamEvent]:
-    # At once, so that a client that is cut off before anything happened knows where to go on.
+async def _feed(begin: int, records: AsyncIterator[EventRecord]) -> AsyncIterator[streaming.StreamEvent]:
+    # Sent at once, so that a client that is disconnected before the first event knows where to continue.
     yield streaming.StreamEvent("position", {"after": begin}, begin)
-    async for record in happens:
+    async for record in records:
         yield streaming.StreamEvent(record.event.type, EventResponse.of(record).model_dump(mode="json"), record.sequence)
 
 

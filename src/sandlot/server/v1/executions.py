@@ -1,4 +1,4 @@
-"""TODO."""
+"""Executions: the log of code and command runs, and the execution log of a sandbox."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
 class ExecutionResponse(ResponseModel):
-    """One run of code or of a command."""
+    """A run of code or of a command."""
 
-    id: str = Field(description="Of the process or cell.")
+    id: str = Field(description="Id of the process or code run.")
     sandbox: str
     owner: str
-    kind: str = Field(description="code or command.")
-    origin: str = Field(description="Which API it came by: native, or the name of a door.")
+    kind: str = Field(description="`code` or `command`.")
+    origin: str = Field(description="API that started the run: `native`, or the name of a compatibility API.")
     language: str | None
-    code: str | None = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
+    code: str | None = Field(description="Code; beginning and end if it is longer than 64 KiB.")
     argv: list[str] | None
     created_at: datetime
-    status: str = Field(description="running, ok, error, timeout, killed, died, exited, signalled, pids, oom, or lost: nobody knows how it ended.")
+    status: str = Field(
+        description="`running`, `ok`, `error`, `timeout`, `killed`, `died`, `exited`, `signalled`, `pids`, `oom`, or "
+        "`lost` if the outcome is unknown."
+    )
     timed_out: bool = Field(description="True if the timeout of the execution ended it.")
     exit_code: int | None = Field(
         description="Exit code of a command, as in a shell: 128 + signal if a signal ended the command; 124 if its timeout ended the command."
     )
     fault: Fault | None = Field(description="Cause of a failure; null if the execution runs or has not failed.")
-    duration_s: float | None = Field(description="Null while it runs.")
-    stdout: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
+    duration_s: float | None = Field(description="Duration; null while the run continues.")
+    stdout: str = Field(description="Standard output; beginning and end if it is longer than 64 KiB.")
     stderr: str
     stdout_omitted_bytes: int
     stderr_omitted_bytes: int
-    error: str | None = Field(description="Of code that raised.")
-    files: int | None = Field(description="How many files it made or changed, where that was asked for.")
+    error: str | None = Field(description="Exception of code that failed.")
+    files: int | None = Field(description="Number of created or changed files; null if they were not tracked.")
 
     @classmethod
     def of(cls, record: ExecutionRecord) -> ExecutionResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             id=record.id,
             sandbox=record.sandbox,
@@ -75,36 +78,36 @@ class ExecutionResponse(ResponseModel):
 
 
 class ExecutionsResponse(ResponseModel):
-    """A page of runs, newest first."""
+    """A page of executions, newest first."""
 
     executions: list[ExecutionResponse]
-    next_cursor: str | None
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class ExecutionsQuery(QueryModel):
-    """Which runs to list."""
+    """Page of a list of executions."""
 
-    cursor: Text | None = Field(default=None, description="The next_cursor of the page before.")
-    limit: int = Field(default=50, ge=1, le=200, description="Runs on one page, at most.")
-    sandbox: Text | None = Field(default=None, description="Those in this sandbox only.")
+    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    limit: int = Field(default=50, ge=1, le=200, description="Maximum number of executions of the page.")
+    sandbox: Text | None = Field(default=None, description="Only executions of this sandbox, by its id.")
 
 
 STREAM_NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 
 
 class LogEntryResponse(ResponseModel):
-    """What one run wrote to one of its streams."""
+    """Output of a run on one stream."""
 
-    execution: str = Field(description="Of the process or cell.")
-    at: datetime = Field(description="When it was begun.")
+    execution: str = Field(description="Id of the process or code run.")
+    at: datetime = Field(description="Start time of the run.")
     stream: StreamName
-    text: str = Field(description="Of what is longer than 64 KiB, the beginning and the end.")
+    text: str = Field(description="Output; beginning and end if it is longer than 64 KiB.")
     omitted_bytes: int
-    running: bool = Field(description="Whether it may write more.")
+    running: bool = Field(description="True if the run continues.")
 
     @classmethod
     def of(cls, entry: LogEntry) -> LogEntryResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             execution=entry.execution,
             at=entry.at,
@@ -116,20 +119,20 @@ class LogEntryResponse(ResponseModel):
 
 
 class LogsResponse(ResponseModel):
-    """What the runs of a sandbox wrote, in the order in which they were begun."""
+    """Output of the runs of a sandbox, in the order of their starts."""
 
     entries: list[LogEntryResponse]
-    more: bool = Field(description="Whether there are older ones: the newest 200 runs are told, of a mebibyte of text at most.")
+    more: bool = Field(description="True if there are older entries. A response has the newest 200 runs and at most 1 MiB of text.")
 
 
 class LogsQuery(QueryModel):
-    """Which output to tell."""
+    """Streams to read."""
 
-    stream: Literal["stdout", "stderr", "both"] = Field(default="both", description="stdout, stderr or both.")
+    stream: Literal["stdout", "stderr", "both"] = Field(default="both", description="`stdout`, `stderr` or `both`.")
 
 
 class LogOutputEvent(ResponseModel):
-    """A run wrote something."""
+    """New output of a run."""
 
     execution: str
     stream: StreamName
@@ -137,7 +140,7 @@ class LogOutputEvent(ResponseModel):
 
 
 class LogLostEvent(ResponseModel):
-    """A run wrote faster than this was read."""
+    """Output of a run that was dropped, because the client read too slowly."""
 
     execution: str
     stream: StreamName
@@ -145,13 +148,13 @@ class LogLostEvent(ResponseModel):
 
 
 class LogExecutionEndedEvent(ResponseModel):
-    """A run has ended."""
+    """A run ended."""
 
     execution: str
 
 
 class LogsEndedEvent(ResponseModel):
-    """The sandbox has ended: nothing follows."""
+    """The sandbox ended. No event follows."""
 
     sandbox: str
 
@@ -168,25 +171,27 @@ LOG_EVENTS: EventTable = {
 router = APIRouter(prefix="/v1", route_class=SandboxRoute)
 
 
-@router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsResponse, "A page of them, newest first."))
+@router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsResponse, "A page of executions, newest first."))
 async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: Request) -> Response:
-    """List what ran, newest first: your own; for an operator everybody's. Kept for seven days, or as the operator has set it."""
+    """List code and command runs of the caller, newest first; operators get those of all keys. Runs are kept for 7 days by default."""
     return await _executions(request, query)
 
 
-@router.get("/executions/{execution}", tags=["executions"], responses=documented_response(ExecutionResponse, "It."))
+@router.get("/executions/{execution}", tags=["executions"], responses=documented_response(ExecutionResponse, "The execution."))
 async def get_execution(execution: str, request: Request) -> Response:
-    """Look at one run: what it was, what it wrote, how it ended."""
+    """Get a run with its output and outcome."""
     return json_response(ExecutionResponse.of(await get_node(request).history.execution(get_principal(request), execution)))
 
 
 @router.get(
     "/sandboxes/{sandbox}/logs",
     tags=["sandboxes"],
-    responses=documented_response(LogsResponse, "By now; with 'Accept: text/event-stream' events until the sandbox ends.", events=LOG_EVENTS),
+    responses=documented_response(
+        LogsResponse, "Output so far, or events until the end of the sandbox with `Accept: text/event-stream`.", events=LOG_EVENTS
+    ),
 )
 async def get_logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: Request) -> Response:
-    """Read, or follow, what the runs of a sandbox wrote, from the log of runs: it is not asked or woken for it, and may have ended."""
+    """Read or follow the execution log of a sandbox. The sandbox is not resumed and may have ended."""
     history, principal, channels = get_node(request).history, get_principal(request), LOG_CHANNELS[query.stream]
     if streaming.accepts_events(request):
         stream = await history.follow_logs(principal, sandbox, channels)
@@ -195,8 +200,8 @@ async def get_logs(sandbox: str, query: Annotated[LogsQuery, Query()], request: 
     return json_response(LogsResponse(entries=[LogEntryResponse.of(entry) for entry in page.items], more=page.more))
 
 
-async def _log_events(sandbox: str, told: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
-    async for item in told:
+async def _log_events(sandbox: str, items: AsyncIterator[LogEntry | LogOutput | LogGap | LogEnd]) -> AsyncIterator[streaming.StreamEvent]:
+    async for item in items:
         match item:
             case LogEntry():
                 yield streaming.StreamEvent("entry", LogEntryResponse.of(item).model_dump(mode="json"))

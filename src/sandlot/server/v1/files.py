@@ -1,4 +1,4 @@
-"""Files: read, write, list, stat, make folders, move, remove."""
+"""Files of a sandbox: content, directories, archives and signed URLs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ABSENT = frozenset({ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY, Err
 
 
 class FileEntryResponse(ResponseModel):
-    """What is at a path."""
+    """Type, size and owner of a path."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ class FileEntryResponse(ResponseModel):
 
     @classmethod
     def of(cls, entry: Entry) -> FileEntryResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             name=entry.name,
             path=entry.path,
@@ -57,128 +57,128 @@ class FileEntryResponse(ResponseModel):
 
 
 class DirectoryResponse(ResponseModel):
-    """What is in a folder; ``more`` where it holds more than that."""
+    """A page of a directory, by name."""
 
     entries: list[FileEntryResponse]
-    more: bool
+    more: bool = Field(description="True if the directory has more entries.")
 
 
 class PathQuery(QueryModel):
-    """A path inside the sandbox."""
+    """A path in the sandbox."""
 
-    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/data.csv"])
-    user: UserName = Field(default="user", description="Who it is done as.")
+    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/data.csv"])
+    user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
 class ListDirectoryQuery(PathQuery):
-    """A folder to list."""
+    """Directory and page."""
 
-    offset: int = Field(default=0, description="Names to skip; the next page is 1,000 further.")
+    offset: int = Field(default=0, description="Number of entries to skip; a page has up to 1,000.")
 
 
 class StatQuery(PathQuery):
-    """A path to look at."""
+    """Path whose type and size are read."""
 
-    follow: bool = Field(default=True, description="Where it is a symbolic link: look at what it points to.")
+    follow: bool = Field(default=True, description="Follow a symbolic link at the end of the path.")
 
 
 class ReadFileQuery(PathQuery):
-    """A file to read, or a part of it."""
+    """File or part of a file to read."""
 
-    offset: int = Field(default=0, description="Of the first byte.")
-    length: int | None = Field(default=None, description="Bytes at most; to its end where left out.")
+    offset: int = Field(default=0, description="Offset of the first byte.")
+    length: int | None = Field(default=None, description="Maximum number of bytes. Default: to the end of the file.")
 
 
 class WriteFileQuery(PathQuery):
-    """A file to write."""
+    """File to write."""
 
-    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
-    append: bool = Field(default=False, description="Add to what there is, instead of replacing it.")
-    parents: bool = Field(default=True, description="Make the folders above it that are missing.")
+    mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
+    append: bool = Field(default=False, description="Append to the file instead of replacing its content.")
+    parents: bool = Field(default=True, description="Create missing parent directories.")
 
 
 class DeleteFileQuery(PathQuery):
-    """What to remove."""
+    """File or directory to delete."""
 
-    recursive: bool = Field(default=False, description="Also a folder that is not empty.")
+    recursive: bool = Field(default=False, description="Delete a directory with its content.")
 
 
 class CreateDirectoryRequest(RequestModel):
-    """A folder to make."""
+    """Options of a new directory."""
 
-    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
-    parents: bool = Field(default=True, description="Make the folders above it that are missing; one that is there already is no error then.")
-    mode: int | None = Field(default=None, description="Permission bits, as a decimal number.")
-    user: UserName = Field(default="user", description="Who it is done as.")
+    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
+    parents: bool = Field(default=True, description="Create missing parent directories, and accept an existing directory.")
+    mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
+    user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
 class MoveFileRequest(RequestModel):
-    """What to move where."""
+    """Old and new path."""
 
-    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/out"])
-    to: Text = Field(description="Its new path, likewise.", examples=["/workspace/results"])
-    overwrite: bool = Field(default=False, description="Replace a file that is there.")
-    user: UserName = Field(default="user", description="Who it is done as.")
+    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
+    to: Text = Field(description="New absolute path.", examples=["/workspace/results"])
+    overwrite: bool = Field(default=False, description="Replace an existing file.")
+    user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
 class DeleteFileResponse(ResponseModel):
-    """How many entries were removed."""
+    """Result of a deletion."""
 
-    removed: int
+    removed: int = Field(description="Number of deleted files and directories.")
 
 
 class FileExistsResponse(ResponseModel):
-    """Whether there is something at a path."""
+    """Existence of a path."""
 
     exists: bool
 
 
 class DownloadArchiveQuery(PathQuery):
-    """A folder, or one file, to pack."""
+    """Directory or file to pack."""
 
-    format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain, or compressed by gzip.")
+    format: Literal["tar", "tar.gz"] = Field(default="tar", description="Plain archive, or an archive compressed by gzip.")
 
 
 class UploadArchiveResponse(ResponseModel):
-    """What came of an archive."""
+    """Content of an unpacked archive."""
 
     files: int
-    directories: int = Field(description="That the archive names.")
-    links: int = Field(description="Symbolic and hard ones.")
-    size_bytes: int = Field(description="Of all files together.")
+    directories: int = Field(description="Number of directories that the archive names.")
+    links: int = Field(description="Number of symbolic and hard links.")
+    size_bytes: int = Field(description="Size of all files together.")
 
     @classmethod
     def of(cls, unpacked: Unpacked) -> UploadArchiveResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
 
 
 class CreateSignedUrlRequest(RequestModel):
-    """What a URL is to allow."""
+    """Options of a signed URL."""
 
-    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace/report.pdf"])
-    method: Literal["GET", "PUT"] = Field(default="GET", description="GET reads the file, PUT writes it.")
-    expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds that it holds, 1 to 604,800.")
-    user: UserName = Field(default="user", description="Who it is done as.")
+    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/report.pdf"])
+    method: Literal["GET", "PUT"] = Field(default="GET", description="`GET` reads the file, `PUT` writes it.")
+    expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds for which the URL is valid, 1 to 604,800.")
+    user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
 class SignedUrlResponse(ResponseModel):
-    """A URL that needs no key."""
+    """A URL that works without a key."""
 
-    url: str = Field(description="Absolute; of a request that came over the unix socket a path.")
+    url: str = Field(description="Absolute URL; a path if the request came over the unix socket.")
     method: str
     expires_at: datetime
 
 
 class SignedUrlQuery(QueryModel):
-    """What was signed; each part of it is needed, and may not be changed."""
+    """Signed parameters. All are required, and none can be changed."""
 
-    sandbox: str = Field(description="The sandbox's id.")
-    path: Text = Field(description="The file, absolute, inside the sandbox.")
-    user: UserName = Field(description="Who it is done as.")
-    key: str = Field(description="Whose it is.")
-    expires: int = Field(description="Until when it holds; seconds since 1970, UTC.")
-    signature: str = Field(description="Of all the others.")
+    sandbox: str = Field(description="Id of the sandbox.")
+    path: Text = Field(description="Absolute path of the file in the sandbox.")
+    user: UserName = Field(description="User whose permissions apply.")
+    key: str = Field(description="Id of the key that created the URL.")
+    expires: int = Field(description="End of validity in seconds since 1970 (UTC).")
+    signature: str = Field(description="Signature of the other parameters.")
 
 
 router = APIRouter(tags=["files"], route_class=SandboxRoute)
@@ -187,10 +187,10 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZIP: _BINARY}, "description": "The archive."}, **PROBLEM}
 
 CONTENT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "description": "Its bytes."},
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}, "description": "Content of the file."},
     206: {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        "description": "The range that was asked for.",
+        "description": "The requested range.",
     },
     **PROBLEM,
 }
@@ -198,22 +198,22 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 
 @router.get("/v1/sandboxes/{sandbox}/files/content", response_class=Response, responses=CONTENT)
 async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: Request) -> Response:
-    """Read a file, or a part of it by offset and length, or by 'Range: bytes=...'. An answer that breaks off was cut by an error."""
+    """Read a file or a part of it, by `offset` and `length` or by `Range`. An error during the transfer ends the response early."""
     user = User(query.user)
-    if not query.offset and query.length is None and (part := await part_of(request, sandbox, query.path, user)) is not None:
+    if not query.offset and query.length is None and (part := await range_response(request, sandbox, query.path, user)) is not None:
         return part
     files, principal = get_node(request).files, get_principal(request)
-    return streamed(await files.read(principal, sandbox, query.path, offset=query.offset, length=query.length, user=user))
+    return content_response(await files.read(principal, sandbox, query.path, offset=query.offset, length=query.length, user=user))
 
 
 @router.put(
     "/v1/sandboxes/{sandbox}/files/content",
-    responses=documented_response(FileEntryResponse, "It was written."),
-    openapi_extra=raw_body("The file's content."),
+    responses=documented_response(FileEntryResponse, "The written file."),
+    openapi_extra=raw_body("Content of the file."),
 )
 @streams_body
 async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
-    """Write a file; the body is its content. Where the upload breaks off, the old file stays."""
+    """Write a file. An interrupted upload does not change an existing file."""
     work = get_node(request).files.write(
         get_principal(request),
         sandbox,
@@ -227,16 +227,16 @@ async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request
     return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(DirectoryResponse, "By name, at most 1,000 entries."))
+@router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(DirectoryResponse, "Up to 1,000 entries, by name."))
 async def list_directory(sandbox: str, query: Annotated[ListDirectoryQuery, Query()], request: Request) -> Response:
-    """List a folder."""
+    """List a directory."""
     listing = await get_node(request).files.list(get_principal(request), sandbox, query.path, offset=query.offset, user=User(query.user))
     return json_response(DirectoryResponse(entries=[FileEntryResponse.of(entry) for entry in listing.entries], more=listing.more))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(FileExistsResponse, "Whether there is."))
+@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(FileExistsResponse, "Existence of the path."))
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
-    """Whether there is something at a path."""
+    """Check whether a path exists."""
     try:
         await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
     except SandlotError as error:
@@ -246,33 +246,33 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
     return json_response(FileExistsResponse(exists=True))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(FileEntryResponse, "What is there."))
+@router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(FileEntryResponse, "The entry."))
 async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
-    """Look at a path."""
+    """Get type, size, mode and owner of a path."""
     entry = await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
     return json_response(FileEntryResponse.of(entry))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(FileEntryResponse, "It is there."))
+@router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(FileEntryResponse, "The directory."))
 async def create_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
-    """Make a folder."""
+    """Create a directory."""
     files, principal = get_node(request).files, get_principal(request)
     entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=User(body.user))
     return json_response(FileEntryResponse.of(entry))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/move", responses=documented_response(FileEntryResponse, "At its new place."))
+@router.post("/v1/sandboxes/{sandbox}/files/move", responses=documented_response(FileEntryResponse, "The entry at its new path."))
 async def move(sandbox: str, body: MoveFileRequest, request: Request) -> Response:
-    """Move or rename."""
+    """Move or rename a file or directory."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(
         FileEntryResponse.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user)))
     )
 
 
-@router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(DeleteFileResponse, "They are gone."))
+@router.delete("/v1/sandboxes/{sandbox}/files", responses=documented_response(DeleteFileResponse, "Number of deleted entries."))
 async def delete(sandbox: str, query: Annotated[DeleteFileQuery, Query()], request: Request) -> Response:
-    """Remove a file, or with recursive=true a folder and what is in it."""
+    """Delete a file, or a directory with `recursive`."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(
         DeleteFileResponse(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user)))
@@ -281,7 +281,7 @@ async def delete(sandbox: str, query: Annotated[DeleteFileQuery, Query()], reque
 
 @router.get("/v1/sandboxes/{sandbox}/files/archive", response_class=Response, responses=_ARCHIVE)
 async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], request: Request) -> Response:
-    """Read a folder as a tar archive, its names relative to it; or one file. An answer that breaks off before its end was cut by an error."""
+    """Download a directory or file as a tar archive with relative names. An error during the transfer ends the archive early."""
     compress = query.format == "tar.gz"
     packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
     packed = await cancel_on_disconnect(request, packing)
@@ -290,62 +290,62 @@ async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, 
 
 @router.post(
     "/v1/sandboxes/{sandbox}/files/archive",
-    responses=documented_response(UploadArchiveResponse, "It was unpacked."),
-    openapi_extra=raw_body("A tar archive, plain or compressed by gzip.", TAR),
+    responses=documented_response(UploadArchiveResponse, "Content of the archive."),
+    openapi_extra=raw_body("Tar archive, plain or compressed by gzip.", TAR),
 )
 @streams_body
 async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
-    """Unpack a tar archive in a folder, which is made where it is not there. Where it breaks off, what came before stays."""
+    """Unpack a tar archive in a directory, which is created if it does not exist. Files before an error stay."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
     return json_response(UploadArchiveResponse.of(await cancel_on_hangup(request, work)))
 
 
-@router.post("/v1/sandboxes/{sandbox}/files/signed-urls", responses=documented_response(SignedUrlResponse, "It holds from now on."))
+@router.post("/v1/sandboxes/{sandbox}/files/signed-urls", responses=documented_response(SignedUrlResponse, "The signed URL."))
 async def create_signed_url(sandbox: str, body: CreateSignedUrlRequest, request: Request) -> Response:
-    """Make a URL by which anybody can read, or write, one file for a while. It ends with the API key that made it."""
+    """Create a temporary URL for reading or writing one file without a key. It becomes invalid with the key that created it."""
     grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
     signed = get_node(request).tokens.sign_url(get_principal(request), grant)
-    # Whoever came over the unix socket has no address that would mean anything elsewhere.
+    # A client of the unix socket used no address that is valid elsewhere.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
     return json_response(SignedUrlResponse(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
 
 
 @router.get(SIGNED_PATH, response_class=Response, responses=CONTENT)
 async def read_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
-    """Read the file that a URL was signed for."""
+    """Read the file of a signed URL."""
     user = User(query.user)
-    # A browser must not take what a sandbox wrote for a page of this service.
+    # A browser must not show content of a sandbox as a page of this service.
     name = quote(query.path.rpartition("/")[2], safe="")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}", "X-Content-Type-Options": "nosniff"}
-    part = await part_of(request, query.sandbox, query.path, user, **headers)
+    part = await range_response(request, query.sandbox, query.path, user, **headers)
     if part is not None:
         return part
-    return streamed(await get_node(request).files.read(get_principal(request), query.sandbox, query.path, user=user), **headers)
+    return content_response(await get_node(request).files.read(get_principal(request), query.sandbox, query.path, user=user), **headers)
 
 
-@router.put(SIGNED_PATH, responses=documented_response(FileEntryResponse, "It was written."), openapi_extra=raw_body("The file's content."))
+@router.put(SIGNED_PATH, responses=documented_response(FileEntryResponse, "The written file."), openapi_extra=raw_body("Content of the file."))
 @streams_body
 async def write_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
-    """Write the file that a URL was signed for; the body is its content."""
+    """Write the file of a signed URL."""
     work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))
     return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))
 
 
-def streamed(download: Download, **headers: str) -> KeepAliveStreamResponse:
-    """A file's content as an answer."""
+def content_response(download: Download, **headers: str) -> KeepAliveStreamResponse:
+    """Return a response that streams a file."""
     return KeepAliveStreamResponse(download, download.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
 
 
-async def part_of(request: Request, sandbox: str, path: str, user: User, **headers: str) -> KeepAliveStreamResponse | None:
-    """The range of a file that was asked for, None where the whole is; a file that has become shorter meanwhile cuts the answer."""
+async def range_response(request: Request, sandbox: str, path: str, user: User, **headers: str) -> KeepAliveStreamResponse | None:
+    """Return the requested range of a file; None if the whole file is requested. If the file becomes shorter, the response ends early."""
     if "range" not in request.headers:
         return None
     files, principal = get_node(request).files, get_principal(request)
     part = ranges.parse_range(request.headers["range"], (await files.stat(principal, sandbox, path, user=user)).size)
     if part is None:
         return None
-    answer = streamed(await files.read(principal, sandbox, path, offset=part.start, length=part.length, user=user), **headers)
-    answer.status_code = 206
-    answer.headers["Content-Range"] = part.content_range
-    answer.headers["Content-Length"] = str(part.length)
-    return answer
+    response = content_response(await files.read(principal, sandbox, path, offset=part.start, length=part.length, user=user), **headers)
+    response.status_code = 206
+    response.headers["Content-Range"] = part.content_range
+    response.headers["Content-Length"] = str(part.length)
+    return response

@@ -164,7 +164,7 @@ class KeysResponse(ResponseModel):
 class KeysQuery(QueryModel):
     """Page of the list of keys."""
 
-    cursor: Text | None = Field(default=None, description="The next_cursor of the previous page.")
+    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
     limit: int = Field(default=100, ge=1, le=1000, description="Largest number of keys.")
 
 

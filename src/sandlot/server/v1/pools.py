@@ -1,4 +1,4 @@
-"""Pools: sandboxes that are made before anybody asks. Each key has its own; those of operators are the node's."""
+"""Warm pools: schemas and routes. The pools of operators are shared pools."""
 
 from __future__ import annotations
 
@@ -17,78 +17,81 @@ from sandlot.server.v1.sandboxes import LimitsRequest, LimitsResponse
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
-_WARM = "Sandboxes that are always kept ready."
+_WARM = "Number of warm sandboxes that are kept ready."
 
-_MAX = "The most that there are, those in the making included: it grows towards that while requests find it empty, and shrinks again."
+_MAX = "Maximum number of warm sandboxes, including those that are being started. The pool grows while requests find no warm sandbox."
 
-_BLANK = (
-    "Prepared ones with nothing in them, which take a template's snapshot, or any other of these limits, quicker than one that is made for it; "
-    "operators only."
-)
+_PREPARED = "Number of prepared sandboxes that are kept ready. They restore the template snapshot faster than new sandboxes. Operators only."
 
 
 class CreatePoolRequest(RequestModel):
-    """A pool to have."""
+    """Options of a new pool."""
 
-    template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandboxes are made from.")
-    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto: the one that is the service's default.")
-    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="What each may use; a request that differs is not answered from it.")
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandboxes.")
+    isolation: Text = Field(default=AUTO, description="Driver that isolates the sandboxes, or `auto` for the default of the service.")
+    limits: LimitsRequest = Field(
+        default_factory=LimitsRequest, description="Limits of each sandbox. Requests with other limits do not use the pool."
+    )
     warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
-    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} {DEFAULT_MAX} where nothing is said, or 'warm' where that is more.")
-    prepared: int = Field(default=0, ge=0, le=MAX_SIZE, description=_BLANK)
-    metadata: Metadata = Field(default_factory=dict, description="Your own words, kept and given back; no name may begin with 'sandlot.'.")
+    max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} Default: {DEFAULT_MAX}, or `warm` if larger.")
+    prepared: int = Field(default=0, ge=0, le=MAX_SIZE, description=_PREPARED)
+    metadata: Metadata = Field(default_factory=dict, description="Metadata of the user. Names that begin with `sandlot.` are reserved.")
 
-    def words(self) -> Mapping[str, str]:
-        """What is said of it beside what it holds."""
+    def checked_metadata(self) -> Mapping[str, str]:
+        """Return the metadata.
+
+        Raises:
+            InvalidRequestError: A name is reserved.
+        """
         check_reserved_names(self.metadata)
         return self.metadata
 
-    def limits_asked(self) -> Limits:
-        """What each may use."""
+    def pool_limits(self) -> Limits:
+        """Return the limits of each sandbox."""
         return self.limits.merged(Limits())
 
-    def sizes_asked(self) -> PoolSizes:
-        """How much it holds."""
+    def sizes(self) -> PoolSizes:
+        """Return the sizes of the pool."""
         return PoolSizes.with_defaults(self.warm, self.max, self.prepared)
 
 
 class UpdatePoolRequest(RequestModel):
-    """What to change of a pool; what is left out stays as it is."""
+    """Changes of a pool. Omitted fields do not change."""
 
     warm: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_MAX)
-    prepared: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_BLANK)
-    metadata: Metadata | None = Field(default=None, description="Replaces what there is, but for names that begin with 'sandlot.'.")
+    prepared: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=_PREPARED)
+    metadata: Metadata | None = Field(default=None, description="Replaces all metadata except names that begin with `sandlot.`.")
 
-    def words(self, there: Mapping[str, str]) -> Mapping[str, str] | None:
-        """What is said of it from now on; None where that stays."""
+    def merged_metadata(self, current: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Return the new metadata, with the reserved entries of the current metadata; None if it does not change."""
         if self.metadata is None:
             return None
-        check_reserved_names(self.metadata, there)
-        return {**{name: word for name, word in there.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
+        check_reserved_names(self.metadata, current)
+        return {**{name: value for name, value in current.items() if name.startswith(RESERVED_PREFIX)}, **self.metadata}
 
 
 class TemplateSnapshotResponse(ResponseModel):
-    """What the sandboxes of a pool are restored from."""
+    """Snapshot that warm sandboxes of a pool are restored from."""
 
-    size_bytes: int = Field(description="On the disk.")
+    size_bytes: int = Field(description="Size on disk.")
     created_at: datetime | None
 
 
 class PoolClaimsResponse(ResponseModel):
-    """How requests for sandboxes of a pool's kind were answered since the service started."""
+    """Number of matching create requests by start path, since the start of the service."""
 
-    warm: int = Field(description="By one that waited.")
-    prepared: int = Field(description="By a prepared one, restored from the template's snapshot.")
-    restored: int = Field(description="By one that was made and restored from the template's snapshot.")
-    booted: int = Field(description="By one that was booted.")
+    warm: int = Field(description="Requests that claimed a warm sandbox.")
+    prepared: int = Field(description="Requests for which a prepared sandbox was restored from the template snapshot.")
+    restored: int = Field(description="Requests for which a new sandbox was restored from the template snapshot.")
+    booted: int = Field(description="Requests for which a new sandbox booted.")
 
 
 class PoolResponse(ResponseModel):
-    """A pool."""
+    """A warm pool."""
 
     id: str
-    owner: str | None = Field(description="The id of the key that has it; null for the node's, which operators make and which serves everybody.")
+    owner: str | None = Field(description="Id of the key that owns a private pool; null for a shared pool.")
     template: str
     isolation: str
     limits: LimitsResponse
@@ -96,17 +99,17 @@ class PoolResponse(ResponseModel):
     warm: int
     max: int
     prepared: int
-    ready: int = Field(description="How many wait now.")
-    filling: int = Field(description="How many are in the making.")
-    prepared_ready: int = Field(description="Prepared ones that wait now.")
+    ready: int = Field(description="Number of warm sandboxes that are ready.")
+    filling: int = Field(description="Number of warm sandboxes that are being started.")
+    prepared_ready: int = Field(description="Number of prepared sandboxes that are ready.")
     claims: PoolClaimsResponse
-    hit_rate: float | None = Field(description="The part of the requests that one that waited answered; null where there was none.")
-    snapshot: TemplateSnapshotResponse | None = Field(description="null where there is none (yet).")
-    error: str = Field(description="Why something could not be made; empty where nothing failed.")
+    hit_rate: float | None = Field(description="Share of the requests that claimed a warm sandbox; null before the first request.")
+    snapshot: TemplateSnapshotResponse | None = Field(description="Template snapshot; null if there is none yet.")
+    error: str = Field(description="Reason why the last sandbox could not be started; empty if none failed.")
 
     @classmethod
     def of(cls, pool: PoolInfo) -> PoolResponse:
-        """It, told."""
+        """Convert a value of the node."""
         held = pool.snapshot
         return cls(
             id=pool.id,
@@ -129,7 +132,7 @@ class PoolResponse(ResponseModel):
 
 
 class PoolsResponse(ResponseModel):
-    """Pools."""
+    """All pools of the caller."""
 
     pools: list[PoolResponse]
 
@@ -137,36 +140,38 @@ class PoolsResponse(ResponseModel):
 router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
 
-@router.post("", status_code=201, responses=documented_response(PoolResponse, "It is filled from now on.", 201))
+@router.post("", status_code=201, responses=documented_response(PoolResponse, "The new pool.", 201))
 async def create(body: CreatePoolRequest, request: Request) -> Response:
-    """Keep sandboxes of a kind ready for yourself, also after a restart; an operator keeps them ready for everybody."""
+    """Create a warm pool, which persists across restarts. The pool of an operator is shared by all keys."""
     pools, principal = get_node(request).pools, get_principal(request)
-    told = await pools.create(principal, body.template, body.isolation, body.limits_asked(), body.sizes_asked(), body.words())
-    return json_response(PoolResponse.of(told), 201)
+    pool = await pools.create(principal, body.template, body.isolation, body.pool_limits(), body.sizes(), body.checked_metadata())
+    return json_response(PoolResponse.of(pool), 201)
 
 
-@router.get("", responses=documented_response(PoolsResponse, "Yours; an operator's are all of them."))
+@router.get("", responses=documented_response(PoolsResponse, "The pools."))
 async def list_pools(request: Request) -> Response:
-    """List your pools, what waits in them, and how they have fared; an operator's are all of the service."""
-    return json_response(PoolsResponse(pools=[PoolResponse.of(told) for told in await get_node(request).pools.list(get_principal(request))]))
+    """List pools of the caller with their state and use; operators get all pools."""
+    return json_response(PoolsResponse(pools=[PoolResponse.of(pool) for pool in await get_node(request).pools.list(get_principal(request))]))
 
 
-@router.get("/{pool}", responses=documented_response(PoolResponse, "It."))
+@router.get("/{pool}", responses=documented_response(PoolResponse, "The pool."))
 async def get(pool: str, request: Request) -> Response:
-    """Look at a pool, by its id, or by its template where you have one pool only of that."""
+    """Get a pool with its state and use."""
     return json_response(PoolResponse.of(await get_node(request).pools.get(get_principal(request), pool)))
 
 
-@router.patch("/{pool}", responses=documented_response(PoolResponse, "As it is from now on."))
+@router.patch("/{pool}", responses=documented_response(PoolResponse, "The changed pool."))
 async def update(pool: str, body: UpdatePoolRequest, request: Request) -> Response:
-    """Change how much a pool holds, also after a restart."""
+    """Update the sizes or metadata of a pool."""
     pools, principal = get_node(request).pools, get_principal(request)
-    words = body.words((await pools.get(principal, pool)).metadata)
-    return json_response(PoolResponse.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.prepared, metadata=words)))
+    metadata = body.merged_metadata((await pools.get(principal, pool)).metadata)
+    return json_response(
+        PoolResponse.of(await pools.update(principal, pool, warm=body.warm, max=body.max, prepared=body.prepared, metadata=metadata))
+    )
 
 
 @router.delete("/{pool}", status_code=204, responses=PROBLEM)
 async def delete(pool: str, request: Request) -> Response:
-    """Have a pool no more, also after a restart; what waits in it is removed."""
+    """Delete a pool and its unused sandboxes."""
     await get_node(request).pools.delete(get_principal(request), pool)
     return Response(status_code=204)

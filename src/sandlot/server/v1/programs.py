@@ -1,4 +1,4 @@
-"""Programs that are run once: a request for one, and one for many."""
+"""One-shot programs: schemas and routes."""
 
 from __future__ import annotations
 
@@ -43,41 +43,43 @@ router = APIRouter(prefix="/v1/programs", tags=["programs"])
 
 
 class EncodedBytes(RequestModel):
-    """A file that is no text."""
+    """Binary content of a file."""
 
-    content: Text = Field(description="In base64.")
-    encoding: Literal["base64"] = Field(description="How ``content`` carries the bytes.")
+    content: Text = Field(description="Content in base64.")
+    encoding: Literal["base64"] = Field(description="Encoding of `content`.")
 
 
 class RunProgramRequest(RequestModel):
-    """A program to run once."""
+    """Program to run in a new sandbox."""
 
-    language: Text = Field(description="python, bash or javascript, or another word for one of these.", examples=["python"])
-    code: Text = Field(description="At most 4 MiB.", examples=["print(int(input()) * 2)"])
-    stdin: Text = Field(default="", description="All of its standard input.", examples=["21"])
-    timeout: float = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description=f"Seconds until it is killed, up to {MAX_TIMEOUT_S:g}.")
+    language: Text = Field(description="`python`, `bash` or `javascript`, or an alias of one of these.", examples=["python"])
+    code: Text = Field(description="Code of at most 4 MiB.", examples=["print(int(input()) * 2)"])
+    stdin: Text = Field(default="", description="Complete standard input.", examples=["21"])
+    timeout: float = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description=f"Seconds until the program is killed, up to {MAX_TIMEOUT_S:g}.")
     files: dict[Text, Text | EncodedBytes] = Field(
-        default_factory=dict, description="Path -> text, or bytes in base64. A path that is not absolute is below /workspace, where the program runs."
+        default_factory=dict, description="Path -> text, or bytes in base64. Relative paths are below /workspace, the working directory."
     )
-    env: Metadata = Field(default_factory=dict, description="Its environment, beside the template's.")
-    expected_output: Text | None = Field(default=None, description="Of its standard output; without it nothing is graded.", examples=["42"])
+    env: Metadata = Field(default_factory=dict, description="Environment variables, added to those of the template.")
+    expected_output: Text | None = Field(
+        default=None, description="Expected standard output. Without it, the output is not compared.", examples=["42"]
+    )
     comparison: Literal["trimmed", "exact", "numeric"] = Field(
         default="trimmed",
-        description="trimmed: white space at the end of lines and empty lines at the end are no difference. exact: every character counts. "
-        "numeric: word by word, and two numbers are equal within the tolerance.",
+        description="`trimmed`: ignore white space at the end of lines and empty lines at the end. `exact`: compare all characters. "
+        "`numeric`: compare word by word; numbers are equal within `tolerance`.",
     )
     tolerance: float = Field(
-        default=DEFAULT_TOLERANCE, description="Of numeric: a number may be off by so much, or by so much of the expected one where that is above 1."
+        default=DEFAULT_TOLERANCE, description="Allowed difference of two numbers: absolute, or relative to an expected number above 1."
     )
     output_bytes: int = Field(
-        default=DEFAULT_OUTPUT_BYTES, description=f"What it may write to either stream, up to {MAX_OUTPUT_BYTES}; beyond that it is killed."
+        default=DEFAULT_OUTPUT_BYTES, description=f"Bytes of one stream after which the program is killed, up to {MAX_OUTPUT_BYTES}."
     )
-    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Of its sandbox.")
-    template: Text = Field(default=DEFAULT_TEMPLATE, description="What its sandbox starts from.")
-    isolation: Text = Field(default=AUTO, description="A driver that the operator allows, or auto.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox.")
+    template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandbox.")
+    isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
 
-    def shot(self) -> OneShotParams:
-        """What core makes of it."""
+    def params(self) -> OneShotParams:
+        """Return the parameters of the operation."""
         return OneShotParams(
             language=self.language,
             code=self.code,
@@ -96,16 +98,16 @@ class RunProgramRequest(RequestModel):
 
 
 class RunProgramBatchRequest(RequestModel):
-    """Many programs to run once. One that makes no sense fails alone, so they are looked at one by one."""
+    """Programs to run, each in a new sandbox. The items are validated one by one: an invalid item does not affect the others."""
 
-    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Each as for POST /v1/programs.")
-    concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"How many run at once, up to {MAX_CONCURRENCY}.")
+    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Programs, each with the fields of `POST /v1/programs`.")
+    concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"Number of programs that run at the same time, up to {MAX_CONCURRENCY}.")
 
 
 class ProgramResultResponse(ResponseModel):
-    """What a program came to."""
+    """Result of a program."""
 
-    status: str = Field(description="completed, wrong_answer, runtime_error, timeout, memory_exceeded or output_limit.")
+    status: str = Field(description="`completed`, `wrong_answer`, `runtime_error`, `timeout`, `memory_exceeded` or `output_limit`.")
     fault: Fault | None = Field(description="Cause of a failure; null if the status is `completed`.")
     language: str
     stdout: str
@@ -114,14 +116,14 @@ class ProgramResultResponse(ResponseModel):
     signal: int | None = Field(description="Signal that ended the program.")
     timed_out: bool = Field(description="True if the timeout of the program ended it.")
     duration_s: float
-    cpu_s: float | None = Field(description="Processor time; null where nobody knows.")
-    peak_bytes: int | None = Field(description="The largest resident memory that one of its processes had; null where nobody knows.")
-    detail: str = Field(description="For a person: which limit ended it, for example.")
-    execution: str | None = Field(description="Its id in the log of runs.")
+    cpu_s: float | None = Field(description="CPU time; null if unknown.")
+    peak_bytes: int | None = Field(description="Largest resident memory of one of its processes; null if unknown.")
+    detail: str = Field(description="Details for people, such as the exceeded limit.")
+    execution: str | None = Field(description="Id of the execution in the execution log.")
 
     @classmethod
     def of(cls, result: Result) -> ProgramResultResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         return cls(
             status=result.status,
             fault=result.fault,
@@ -140,34 +142,34 @@ class ProgramResultResponse(ResponseModel):
 
 
 class ProgramBatchItemResponse(ResponseModel):
-    """What became of one item: exactly one of ``result`` and ``error``."""
+    """Outcome of one program. Exactly one of `result` and `error` is set."""
 
-    index: int = Field(description="Which item, from 0.")
+    index: int = Field(description="Position in the batch, from 0.")
     result: ProgramResultResponse | None
     error: Problem | None
 
     @classmethod
     def of(cls, done: BatchItem, request_id: str) -> ProgramBatchItemResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         if isinstance(done.outcome, SandlotError):
             return cls(index=done.index, result=None, error=Problem(**errors.problem_document(done.outcome, request_id)))
         return cls(index=done.index, result=ProgramResultResponse.of(done.outcome), error=None)
 
 
 class ProgramBatchResponse(ResponseModel):
-    """What became of all items, in their order."""
+    """Outcomes of all programs, in their order."""
 
     items: list[ProgramBatchItemResponse]
 
 
-_BATCH = documented_response(ProgramBatchResponse, "All ended; with 'Accept: application/x-ndjson' a line for each as it ends.")
+_BATCH = documented_response(ProgramBatchResponse, "All outcomes, or one line for each with `Accept: application/x-ndjson`.")
 _BATCH[200]["content"] = {streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"$ref": "#/components/schemas/ProgramBatchItemResponse"}}}
 
 
-@router.post("", responses=documented_response(ProgramResultResponse, "It ended, however."))
+@router.post("", responses=documented_response(ProgramResultResponse, "Result of the program."))
 async def run(body: RunProgramRequest, request: Request) -> Response:
-    """Run a program in a sandbox of its own that is removed with it. It is killed when its client goes away."""
-    work = get_node(request).programs.run(get_principal(request), body.shot())
+    """Run a program in a new sandbox, which is removed when the program ends. If the client disconnects, the program is killed."""
+    work = get_node(request).programs.run(get_principal(request), body.params())
     return json_response(ProgramResultResponse.of(await cancel_on_disconnect(request, work)))
 
 
@@ -176,25 +178,25 @@ async def run(body: RunProgramRequest, request: Request) -> Response:
     responses=_BATCH,
 )
 async def run_batch(body: RunProgramBatchRequest, request: Request) -> Response:
-    """Run programs, each in a sandbox of its own, a few at a time. One that fails or makes no sense spoils no other's result."""
+    """Run programs, each in a new sandbox, several at a time. A program that fails or is invalid does not affect the others."""
     node = get_node(request)
     check_batch(len(body.items), body.concurrency)
     runs = await node.programs.run_batch(get_principal(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = get_request_id(request.scope)
     if streaming.NDJSON_MEDIA_TYPE in request.headers.get("accept", ""):
-        return streaming.ndjson_response(request, _told(runs, request_id), runs.aclose)
-    return await cancel_on_disconnect(request, _together(node, runs, request_id))
+        return streaming.ndjson_response(request, _outcomes(runs, request_id), runs.aclose)
+    return await cancel_on_disconnect(request, _collect(node, runs, request_id))
 
 
-async def _told(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
+async def _outcomes(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
     async for done in runs:
         yield ProgramBatchItemResponse.of(done, request_id).model_dump(mode="json")
 
 
-async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Response:
-    """All results in one answer, as far as there is memory for them."""
+async def _collect(node: Node, runs: Stream[BatchItem], request_id: str) -> Response:
+    """Collect all outcomes in one response. Results for which the service has no memory become errors."""
     held = 0
-    answers: dict[int, ProgramBatchItemResponse] = {}
+    outcomes: dict[int, ProgramBatchItemResponse] = {}
     try:
         async with aclosing(runs):
             async for done in runs:
@@ -204,39 +206,43 @@ async def _together(node: Node, runs: Stream[BatchItem], request_id: str) -> Res
                     if node.buffers.try_take(size):
                         held += size
                     else:
-                        outcome = _no_room()
-                answers[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
-        return json_response(ProgramBatchResponse(items=[answers[index] for index in sorted(answers)]))
+                        outcome = _buffers_full()
+                outcomes[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
+        return json_response(ProgramBatchResponse(items=[outcomes[index] for index in sorted(outcomes)]))
     finally:
         node.buffers.give(held)
 
 
-def _no_room() -> UnavailableError:
+def _buffers_full() -> UnavailableError:
     return UnavailableError(
-        "It was run, but the service holds as much data for its clients as it may, so that its result was not kept.",
+        "The result of the program was dropped: the buffers of the service are full.",
         code=ErrorCode.BUSY,
-        hint="Take the results as they come (Accept: application/x-ndjson), make smaller batches or use a smaller output_bytes.",
+        hint="Send `Accept: application/x-ndjson`, or use smaller batches or a smaller `output_bytes`.",
     )
 
 
 def content_of(path: str, content: str | EncodedBytes) -> bytes:
-    """A file's bytes.
+    """Return the bytes of a file.
 
     Raises:
-        InvalidRequestError: It is no base64 where it says so.
+        InvalidRequestError: The content is not valid base64.
     """
     if isinstance(content, str):
         return content.encode()
     try:
         return base64.b64decode(content.content, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequestError(f"The file {path[:100]!r} is not in base64.", fields={"field": "files"}) from None
+        raise InvalidRequestError(
+            f"The content of file {path[:64]!r} is not valid base64.",
+            hint="Encode the content in base64, or pass it as text.",
+            fields={"field": "files"},
+        ) from None
 
 
 def _parsed(item: Mapping[str, Any]) -> OneShotParams | SandlotError:
-    """An item as core takes it, or why it does not."""
+    """Return the parameters of an item, or the reason why the item is invalid."""
     try:
-        return RunProgramRequest.model_validate(item).shot()
+        return RunProgramRequest.model_validate(item).params()
     except ValidationError as error:
         return errors.validation_error([{**found, "loc": ("body", *found["loc"])} for found in error.errors(include_url=False, include_input=False)])
     except SandlotError as error:

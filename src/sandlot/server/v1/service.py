@@ -1,4 +1,4 @@
-"""The service itself: health, version, what it can do and hold, what it can start from, and its end."""
+"""The service: health, metrics, version, capabilities, capacity and stop."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sandlot.web.models import ResponseModel, json_response
 
 
 class VersionResponse(ResponseModel):
-    """Who answers."""
+    """Version and identity of the service."""
 
     version: str
-    generation: int = Field(description="Of the protocol between service and guest.")
+    generation: int = Field(description="Generation of the protocol between service and guest.")
     node: str
     pid: int
 
 
 class DriverCapabilityResponse(ResponseModel):
-    """Yes, or no and why."""
+    """Availability of one ability of a driver."""
 
     ok: bool
     reason: str
 
 
 class DriverResponse(ResponseModel):
-    """What a driver can do on this host."""
+    """Abilities of a driver on this host."""
 
     driver: str
     runtime: str
@@ -42,36 +42,38 @@ class DriverResponse(ResponseModel):
 
 
 class CapabilitiesResponse(ResponseModel):
-    """What this host can do."""
+    """Abilities of all drivers on this host."""
 
     drivers: list[DriverResponse]
 
 
 class ResourcesResponse(ResponseModel):
-    """An amount of what the host has."""
+    """Amounts of the resources of a node."""
 
     memory_bytes: int
     disk_bytes: int
-    pids: int = Field(description="Tasks of the host: a process inside may take several.")
+    pids: int = Field(description="Tasks of the host. A process in a sandbox may use several.")
 
     @classmethod
     def of(cls, amount: Resources) -> Self:
-        """An amount, told."""
+        """Convert a value of the node."""
         return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
 
 
 class CapacityResponse(ResponseModel):
-    """What this node may promise to sandboxes. A sandbox is promised the most that it can take, until its last trace is gone."""
+    """Resources of the node. A sandbox reserves its limits until it is removed completely."""
 
-    allocatable: ResourcesResponse = Field(description="All that may be promised now: what the host has less a reserve, times the ratios.")
+    allocatable: ResourcesResponse = Field(
+        description="Resources for all sandboxes: those of the host without the reserve, multiplied by the overcommit ratios."
+    )
     reserved: ResourcesResponse
     available: ResourcesResponse
-    sandboxes: int = Field(description="How many hold a promise, those included that are being created or removed.")
+    sandboxes: int = Field(description="Number of sandboxes with reservations, including those that are being created or removed.")
     max_sandboxes: int
 
     @classmethod
     def of(cls, found: Capacity, max_sandboxes: int) -> Self:
-        """The figures, told."""
+        """Convert a value of the node."""
         return cls(
             allocatable=ResourcesResponse.of(found.allocatable),
             reserved=ResourcesResponse.of(found.reserved),
@@ -82,55 +84,55 @@ class CapacityResponse(ResponseModel):
 
 
 class HealthResponse(ResponseModel):
-    """It answers."""
+    """State of the service."""
 
     status: str
     version: str
 
 
 class ServiceStopResponse(ResponseModel):
-    """It is about to end."""
+    """A service that is stopping."""
 
     pid: int
-    sandboxes: int = Field(description="How many live on; the next start takes them over.")
+    sandboxes: int = Field(description="Number of sandboxes that keep running; the next service adopts them.")
 
 
 router = APIRouter(tags=["service"])
 
 _METRICS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics in the text format of Prometheus."},
     **PROBLEM,
 }
 
 
-@router.get("/healthz", responses=documented_response(HealthResponse, "It answers."))
+@router.get("/healthz", responses=documented_response(HealthResponse, "The service responds."))
 async def get_health() -> Response:
-    """Whether the service answers; needs no key."""
+    """Check that the service responds. No key is needed."""
     return json_response(HealthResponse(status="ok", version=__version__))
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def get_metrics(request: Request) -> Response:
-    """What the service counts and measures; only for its operators."""
+    """Get metrics for Prometheus. Operators only."""
     if not get_principal(request).operator:
         raise ForbiddenError(
-            "Only an operator may see what the service counts.",
+            "Metrics are for operators only.",
             code=ErrorCode.FORBIDDEN,
-            hint="Ask on the service's unix socket, or with an operator's key ('sandlot keys create --operator').",
+            hint="Use the unix socket of the service, or the key of an operator.",
         )
     return Response(get_node(request).service.metrics(), media_type=METRICS_MEDIA_TYPE)
 
 
-@router.get("/v1/version", responses=documented_response(VersionResponse, "Who answers."))
+@router.get("/v1/version", responses=documented_response(VersionResponse, "Version and identity of the service."))
 async def get_version(request: Request) -> Response:
-    """Which service this is."""
+    """Get version and identity of the service."""
     info = get_node(request).service.info()
     return json_response(VersionResponse(version=info.version, generation=info.generation, node=info.node, pid=info.pid))
 
 
-@router.get("/v1/capabilities", responses=documented_response(CapabilitiesResponse, "Found by doing it."))
+@router.get("/v1/capabilities", responses=documented_response(CapabilitiesResponse, "Abilities, as found by probes."))
 async def get_capabilities(request: Request) -> Response:
-    """What this host can do: for every ability yes, or no and why."""
+    """Get the abilities of all drivers on this host, with the reason for each missing one."""
     found = await get_node(request).service.capabilities()
     return json_response(
         CapabilitiesResponse(
@@ -148,19 +150,21 @@ async def get_capabilities(request: Request) -> Response:
     )
 
 
-@router.get("/v1/capacity", responses=documented_response(CapacityResponse, "As of a second ago at most."))
+@router.get("/v1/capacity", responses=documented_response(CapacityResponse, "Resources, at most one second old."))
 async def get_capacity(request: Request) -> Response:
-    """What this node may promise to sandboxes, what it has promised, and what is left."""
+    """Get allocatable, reserved and available resources of the node."""
     service = get_node(request).service
     return json_response(CapacityResponse.of(await service.capacity(get_principal(request)), service.info().max_sandboxes))
 
 
-@router.post("/v1/service/stop", status_code=202, responses=documented_response(ServiceStopResponse, "It ends; its sandboxes live on.", 202))
+@router.post("/v1/service/stop", status_code=202, responses=documented_response(ServiceStopResponse, "The service that is stopping.", 202))
 async def stop(request: Request) -> Response:
-    """End this service; only on its unix socket. Its sandboxes live on, and the next start takes them over."""
+    """Stop the service. Only possible over its unix socket. Sandboxes keep running, and the next service adopts them."""
     if not is_local_owner(request.scope):
         raise ForbiddenError(
-            "The service can only be stopped by its owner, on its unix socket.", code=ErrorCode.FORBIDDEN, hint="Run 'sandlot stop' on the server."
+            "The service can be stopped only over its unix socket.",
+            code=ErrorCode.FORBIDDEN,
+            hint="Run `sandlot stop` on the machine of the service.",
         )
     get_service(request).stop.set()
     info = get_node(request).service.info()

@@ -1,4 +1,4 @@
-"""Trees of files: packed, unpacked, watched."""
+"""Watches of directories: event streams, and watchers that collect events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.model.files import FileEvent as FolderEvent
+from sandlot.model.files import FileEvent as DirectoryEvent
 from sandlot.model.files import FileEventKind, FolderWatch, Watch
 from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, only_events
@@ -19,95 +19,95 @@ from sandlot.web.models import RequestModel, ResponseModel, Text, json_response
 
 
 class WatchQuery(PathQuery):
-    """A folder to watch."""
+    """Directory to watch."""
 
-    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
+    recursive: bool = Field(default=False, description="Watch directories below it too, including new ones, up to 1,000.")
 
 
 class WatchStartedEvent(ResponseModel):
-    """The folder is watched from now on."""
+    """The directory is watched from now on."""
 
     path: str
     recursive: bool
-    by: Literal["inotify", "scan"] = Field(description="Where it is scan, what comes and goes within a second may go unseen.")
+    by: Literal["inotify", "scan"] = Field(description="Method. `scan` misses files that exist for less than a second.")
 
 
 class FileChangedEvent(ResponseModel):
-    """Something happened to a file or a folder."""
+    """A file or directory changed."""
 
     path: str
-    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
+    kind: Literal["file", "directory"] = Field(description="`file` for everything except directories.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> FileChangedEvent:
-        """What is told of it."""
+    def of(cls, event: DirectoryEvent) -> FileChangedEvent:
+        """Convert a value of the node."""
         return cls(path=event.path, kind="directory" if event.folder else "file")
 
 
 class FileMovedEvent(FileChangedEvent):
-    """Something has another name now."""
+    """A file or directory was moved."""
 
-    source: str = Field(description="Its path before.")
+    source: str = Field(description="Former path.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> FileMovedEvent:
-        """What is told of it."""
+    def of(cls, event: DirectoryEvent) -> FileMovedEvent:
+        """Convert a value of the node."""
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
 
 class WatchOverflowEvent(ResponseModel):
-    """More happened than could be told: list the folder to know what there is."""
+    """Events were dropped. List the directory to see its content."""
 
 
 class WatchEndedEvent(ResponseModel):
-    """The folder itself was removed or moved; nothing follows."""
+    """The watched directory was removed or moved. No event follows."""
 
     path: str
 
 
 class CreateWatcherRequest(RequestModel):
-    """A folder to watch for whoever asks later."""
+    """Options of a new watcher."""
 
-    path: Text = Field(description="Absolute, inside the sandbox.", examples=["/workspace"])
-    recursive: bool = Field(default=False, description="Also the folders in it, those that come later included; 1,000 at most.")
-    user: UserName = Field(default="user", description="Who it is done as.")
+    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace"])
+    recursive: bool = Field(default=False, description="Watch directories below it too, including new ones, up to 1,000.")
+    user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
 class WatcherResponse(WatchStartedEvent):
-    """A folder that is watched."""
+    """A watcher."""
 
     id: str
 
     @classmethod
     def of(cls, watch: Watch) -> WatcherResponse:
-        """What is told of it."""
+        """Convert a value of the node."""
         by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
         return cls(id=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
 
 class WatchersResponse(ResponseModel):
-    """All of a sandbox's."""
+    """All watchers of a sandbox."""
 
     watchers: list[WatcherResponse]
 
 
 class WatcherEventResponse(ResponseModel):
-    """One thing that happened in a watched folder."""
+    """An event of a watcher."""
 
     event: Literal["created", "modified", "removed", "moved", "overflow", "gone"]
-    path: str = Field(description="Empty of ``overflow``.")
-    kind: Literal["file", "directory"] = Field(description="Whatever is no folder is told as a file.")
-    source: str | None = Field(description="Its path before, of what was moved.")
+    path: str = Field(description="Absolute path; empty for `overflow`.")
+    kind: Literal["file", "directory"] = Field(description="`file` for everything except directories.")
+    source: str | None = Field(description="Former path of a moved file or directory.")
 
     @classmethod
-    def of(cls, event: FolderEvent) -> WatcherEventResponse:
-        """What is told of it."""
-        told = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
-        return cls.model_validate(told)
+    def of(cls, event: DirectoryEvent) -> WatcherEventResponse:
+        """Convert a value of the node."""
+        values = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
+        return cls.model_validate(values)
 
 
 class WatcherEventsResponse(ResponseModel):
-    """What has happened since the last time, oldest first."""
+    """New events, oldest first."""
 
     events: list[WatcherEventResponse]
 
@@ -126,55 +126,53 @@ WATCH_EVENTS: EventTable = {
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"], route_class=SandboxRoute)
 
 
-@router.get(
-    "/watch", response_class=Response, responses=only_events(WATCH_EVENTS, "What happens in the folder, from the first event on, until it is gone.")
-)
+@router.get("/watch", response_class=Response, responses=only_events(WATCH_EVENTS, "Events of the directory."))
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
-    """Watch a folder."""
+    """Watch a directory and stream its events until the directory is removed."""
     beginning = get_node(request).watches.watch(get_principal(request), sandbox, query.path, recursive=query.recursive, user=User(query.user))
     watched = await cancel_on_disconnect(request, beginning)
-    return streaming.event_response(request, _told(watched, query), watched.aclose)
+    return streaming.event_response(request, _events(watched, query), watched.aclose)
 
 
-@router.post("/watchers", status_code=201, responses=documented_response(WatcherResponse, "It is watched.", 201))
+@router.post("/watchers", status_code=201, responses=documented_response(WatcherResponse, "The new watcher.", 201))
 async def create_watcher(sandbox: str, body: CreateWatcherRequest, request: Request) -> Response:
-    """Watch a folder for whoever asks later: what happens is kept, 4,096 events of it, until it is asked for."""
+    """Create a watcher, which collects up to 4,096 events of a directory until a client takes them."""
     making = get_node(request).watches.create(get_principal(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
     return json_response(WatcherResponse.of(await cancel_on_disconnect(request, making)), 201)
 
 
-@router.get("/watchers", responses=documented_response(WatchersResponse, "Those that were not removed."))
+@router.get("/watchers", responses=documented_response(WatchersResponse, "All watchers."))
 async def list_watchers(sandbox: str, request: Request) -> Response:
-    """List the watchers of a sandbox."""
+    """List watchers of a sandbox."""
     watches = await get_node(request).watches.list(get_principal(request), sandbox)
     return json_response(WatchersResponse(watchers=[WatcherResponse.of(each) for each in watches]))
 
 
-@router.post("/watchers/{watcher}/events", responses=documented_response(WatcherEventsResponse, "What has happened since the last time."))
+@router.post("/watchers/{watcher}/events", responses=documented_response(WatcherEventsResponse, "New events, oldest first."))
 async def take_watcher_events(sandbox: str, watcher: str, request: Request) -> Response:
-    """Take what has happened in a watched folder, oldest first; it is told once. After `gone` there is no such watcher any more."""
+    """Take the new events of a watcher. Each event is returned once. The watcher ends with the event `gone`."""
     happened = await get_node(request).watches.take(get_principal(request), sandbox, watcher)
     return json_response(WatcherEventsResponse(events=[WatcherEventResponse.of(event) for event in happened]))
 
 
 @router.delete("/watchers/{watcher}", status_code=204, responses=PROBLEM)
 async def delete_watcher(sandbox: str, watcher: str, request: Request) -> Response:
-    """Watch no more."""
+    """Delete a watcher."""
     await get_node(request).watches.delete(get_principal(request), sandbox, watcher)
     return Response(status_code=204)
 
 
-async def _told(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streaming.StreamEvent]:
+async def _events(watched: FolderWatch, query: WatchQuery) -> AsyncIterator[streaming.StreamEvent]:
     begun = {"path": query.path, "recursive": query.recursive, "by": watched.by}
     yield streaming.StreamEvent("watching", WatchStartedEvent.model_validate(begun).model_dump())
     async for event in watched:
         match event.kind:
             case FileEventKind.GONE:
-                told = WatchEndedEvent(path=event.path).model_dump()
+                data = WatchEndedEvent(path=event.path).model_dump()
             case FileEventKind.OVERFLOW:
-                told = WatchOverflowEvent().model_dump()
+                data = WatchOverflowEvent().model_dump()
             case FileEventKind.MOVED:
-                told = FileMovedEvent.of(event).model_dump()
+                data = FileMovedEvent.of(event).model_dump()
             case _:
-                told = FileChangedEvent.of(event).model_dump()
-        yield streaming.StreamEvent(event.kind, told)
+                data = FileChangedEvent.of(event).model_dump()
+        yield streaming.StreamEvent(event.kind, data)

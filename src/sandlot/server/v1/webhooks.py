@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told of what happens."""
+"""Webhooks: schemas and routes."""
 
 from __future__ import annotations
 
@@ -15,75 +15,78 @@ from sandlot.web.models import RequestModel, ResponseModel, Text, Texts, json_re
 
 
 class CreateWebhookRequest(RequestModel):
-    """A webhook to make."""
+    """Options of a new webhook."""
 
     url: Text = Field(
-        description="Where events are sent, by POST: http or https, and public (of the host's own and its network's addresses only those that its "
-        "operator allows). Redirects are not followed.",
+        description="URL to which events are sent by POST: http or https, at a public address or one that the operator allows. Redirects are not "
+        "followed.",
         examples=["https://example.com/hooks/sandlot"],
     )
     events: Texts = Field(
-        default_factory=list, description=f"Types of events; none is all, those of later versions included. {', '.join(EVENT_TYPES)}."
+        default_factory=list,
+        description=f"Types of events to send; empty for all, including those of later versions. Types: {', '.join(EVENT_TYPES)}.",
     )
-    secret: Text | None = Field(default=None, description="What X-Signature is made with, 8 to 256 characters. Left out, one is made.")
-    name: Text | None = Field(default=None, description="A word for people.")
-    enabled: bool = Field(default=True, description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.")
+    secret: Text | None = Field(default=None, description="Secret of `X-Signature`, 8 to 256 characters. Default: a new random secret.")
+    name: Text | None = Field(default=None, description="Name for people.")
+    enabled: bool = Field(default=True, description="False suspends delivery. Events are sent after it is set to true again, if they are still kept.")
 
 
 class UpdateWebhookRequest(RequestModel):
-    """What to change of a webhook; what is left out stays as it is."""
+    """Changes of a webhook. Omitted fields do not change."""
 
     url: Text | None = Field(
         default=None,
-        description="Where events are sent, as when it is made. What waits to be sent again is sent there at once.",
+        description="New URL. An event that waits for a retry is sent to it at once.",
     )
-    events: Texts | None = Field(default=None, description="Types of events, of all that it is not done with; none is all.")
-    secret: Text | None = Field(default=None, description="What X-Signature is made with, 8 to 256 characters.")
-    name: Text | None = Field(default=None, description="A word for people.")
+    events: Texts | None = Field(default=None, description="Types of events to send, also of events that are not delivered yet; empty for all.")
+    secret: Text | None = Field(default=None, description="Secret of `X-Signature`, 8 to 256 characters.")
+    name: Text | None = Field(default=None, description="Name for people.")
     enabled: bool | None = Field(
         default=None,
-        description="false has it wait: what happens meanwhile is sent once it is true, as long as events are kept.",
+        description="False suspends delivery. Events are sent after it is set to true again, if they are still kept.",
     )
 
-    def asked(self) -> WebhookChange:
-        """What core makes of it."""
+    def change(self) -> WebhookChange:
+        """Return the parameters of the operation."""
         events = None if self.events is None else tuple(self.events)
         return WebhookChange(url=self.url, events=events, secret=self.secret, name=self.name, enabled=self.enabled)
 
 
 class WebhookResponse(ResponseModel):
-    """A webhook, and how it fares."""
+    """A webhook and the state of its delivery."""
 
     id: str
     name: str | None
-    owner: str = Field(description="The key's id, or 'local'.")
+    owner: str = Field(description="Id of the key that owns the webhook, or `local`.")
     url: str
-    events: list[str] = Field(description="Types of events; none is all.")
-    enabled: bool = Field(description="Whether it is told anything now.")
+    events: list[str] = Field(description="Types of events to send; empty for all.")
+    enabled: bool = Field(description="True if events are sent.")
     created_at: datetime
-    cursor: int = Field(description="The sequence of the last event that it is done with.")
-    delivered: int = Field(description="Events that it has taken.")
-    given_up: int = Field(description="Events that were tried too often, and will not be sent again.")
-    tries: int = Field(description="How often the next event was sent in vain so far.")
-    next_at: datetime | None = Field(description="When that is sent again; null where nothing failed.")
-    last_at: datetime | None = Field(description="When it was called last; null where it never was.")
-    last_error: str = Field(description="Why that failed; empty where it did not.")
+    cursor: int = Field(description="Sequence number of the last event that was delivered, skipped or given up.")
+    delivered: int = Field(description="Number of delivered events.")
+    given_up: int = Field(description="Number of events that were not delivered after all attempts.")
+    tries: int = Field(description="Number of failed attempts for the next event.")
+    next_at: datetime | None = Field(description="Time of the next attempt; null if none failed.")
+    last_at: datetime | None = Field(description="Time of the last attempt; null before the first one.")
+    last_error: str = Field(description="Error of the last attempt; empty if it succeeded.")
 
     @classmethod
     def of(cls, record: WebhookRecord) -> WebhookResponse:
-        """What is told of it."""
-        return cls(**_told(record))
+        """Convert a value of the node."""
+        return cls(**_fields(record))
 
 
 class NewWebhookResponse(WebhookResponse):
-    """A webhook that was just made."""
+    """A new webhook with its secret."""
 
-    secret: str = Field(description="What X-Signature is made with: HMAC-SHA256 of the body, in hexadecimal. It is in this answer and nowhere else.")
+    secret: str = Field(
+        description="Secret of `X-Signature`, which is the HMAC-SHA256 of the body in hexadecimal. No other response contains the secret."
+    )
 
     @classmethod
     def of(cls, record: WebhookRecord) -> NewWebhookResponse:
-        """What is told of it, once."""
-        return cls(secret=record.secret, **_told(record))
+        """Convert a value of the node."""
+        return cls(secret=record.secret, **_fields(record))
 
 
 class WebhooksResponse(ResponseModel):
@@ -92,7 +95,7 @@ class WebhooksResponse(ResponseModel):
     webhooks: list[WebhookResponse]
 
 
-def _told(record: WebhookRecord) -> dict[str, Any]:
+def _fields(record: WebhookRecord) -> dict[str, Any]:
     progress = record.progress
     return {
         "id": record.id,
@@ -115,36 +118,36 @@ def _told(record: WebhookRecord) -> dict[str, Any]:
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
 
-@router.post("", status_code=201, responses=documented_response(NewWebhookResponse, "It is told of what happens from now on.", 201))
+@router.post("", status_code=201, responses=documented_response(NewWebhookResponse, "The new webhook with its secret.", 201))
 async def create(body: CreateWebhookRequest, request: Request) -> Response:
-    """Have an address told of what happens to what is yours; for an operator to everybody's. Its secret is in this answer and nowhere else."""
-    made = await get_node(request).webhooks.create(
+    """Create a webhook for events of the caller's objects; operators get events of all keys. Only this response contains the secret."""
+    created = await get_node(request).webhooks.create(
         get_principal(request), url=body.url, events=body.events, secret=body.secret, name=body.name, enabled=body.enabled
     )
-    return json_response(NewWebhookResponse.of(made), 201)
+    return json_response(NewWebhookResponse.of(created), 201)
 
 
-@router.get("", responses=documented_response(WebhooksResponse, "All of them, oldest first."))
+@router.get("", responses=documented_response(WebhooksResponse, "All webhooks, oldest first."))
 async def list_webhooks(request: Request) -> Response:
-    """List your webhooks and how they fare; for an operator everybody's."""
+    """List webhooks of the caller and the result of their last delivery; operators get those of all keys."""
     found = await get_node(request).webhooks.list(get_principal(request))
     return json_response(WebhooksResponse(webhooks=[WebhookResponse.of(record) for record in found]))
 
 
-@router.get("/{webhook}", responses=documented_response(WebhookResponse, "It."))
+@router.get("/{webhook}", responses=documented_response(WebhookResponse, "The webhook."))
 async def get(webhook: str, request: Request) -> Response:
-    """Look at a webhook: what it has taken, and what failed last."""
+    """Get a webhook and the state of its delivery."""
     return json_response(WebhookResponse.of(await get_node(request).webhooks.get(get_principal(request), webhook)))
 
 
-@router.patch("/{webhook}", responses=documented_response(WebhookResponse, "As it is from now on."))
+@router.patch("/{webhook}", responses=documented_response(WebhookResponse, "The changed webhook."))
 async def update(webhook: str, body: UpdateWebhookRequest, request: Request) -> Response:
-    """Change where a webhook is told, what, signed with what, or whether. What it is not done with goes by what it is now."""
-    return json_response(WebhookResponse.of(await get_node(request).webhooks.update(get_principal(request), webhook, body.asked())))
+    """Update a webhook's URL, events, secret or enabled state. Events that are not delivered yet use the new values."""
+    return json_response(WebhookResponse.of(await get_node(request).webhooks.update(get_principal(request), webhook, body.change())))
 
 
 @router.delete("/{webhook}", status_code=204, responses=PROBLEM)
 async def delete(webhook: str, request: Request) -> Response:
-    """Tell an address nothing more; what is being sent to it may still arrive."""
+    """Delete a webhook. A delivery in progress may still arrive."""
     await get_node(request).webhooks.delete(get_principal(request), webhook)
     return Response(status_code=204)
