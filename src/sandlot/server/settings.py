@@ -413,7 +413,7 @@ def _refuse(error: ValidationError, sources: list[_Source]) -> Never:
     if not isinstance(cause, _NotAllowedError):
         message = f"{next(source for source in sources if name in source.values).describe(name)} is not a setting."
         raise InvalidRequestError(
-            message, hint="Remove the key, or correct its name; docs/how-to/size-a-node.md lists all settings.", fields={"setting": name}
+            message, hint="Remove the key, or correct its name; docs/reference/settings.md lists all settings.", fields={"setting": name}
         ) from None
     raise _error(name, first["input"], cause, sources) from None
 
