@@ -18,17 +18,21 @@ from pathlib import Path
 import typer
 from typer.cli import get_docs_for_click
 
-from sandlot.cli import main as program
+from sandlot.cli import main as entry
+from sandlot.cli.app import app
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 
 HEAD = """\
 # The command line
 
-What `sandlot --help` says, in one page; written by `scripts/commands.py`. The program is `.venv/bin/sandlot` in a checkout.
+The help of all commands, written by `scripts/commands.py`. In a checkout, the program is `.venv/bin/sandlot`.
 
-Standard output carries results only, in plain columns that `cut` and `awk` can take apart, or with `--json` as JSON; what is for a person goes to
-standard error. An error is a line that begins with `sandlot:` and a line that says what to do.
+Standard output has results only: plain columns that `awk` can split, or JSON with `--json`. Notes for people go to standard error. An error is a line
+that begins with `sandlot:` and a line with the next action.
+
+SANDBOX is the id or the name of a sandbox. SIZE is a number of bytes, or a number with a unit of 1024s, such as `512M` or `1.5G`. WHEN is an ISO 8601
+time, a period from now such as `30d`, or `never`.
 
 ## Exit status
 
@@ -37,18 +41,18 @@ standard error. An error is a line that begins with `sandlot:` and a line that s
 COMPLETION = """
 ## Completion
 
-`sandlot --install-completion` adds completion to your shell: commands, options, templates, and the ids of sandboxes that live.
+`sandlot --install-completion` adds completion to your shell: commands, options, templates, and ids of live sandboxes.
 
 """
 
 
 def page() -> str:
     """The page."""
-    command = typer.main.get_command(program.app)
+    command = typer.main.get_command(app)
     context = typer.Context(command, info_name="sandlot")
     with context:
         told = get_docs_for_click(obj=command, ctx=context, name="sandlot", indent=1)
-    statuses, _, _ = inspect.cleandoc(program.__doc__ or "").partition("Exit status:\n")[2].partition("\n\nLaws:")
+    statuses, _, _ = inspect.cleandoc(entry.__doc__ or "").partition("Exit status:\n")[2].partition("\n\nInvariants:")
     text = f"{HEAD}{statuses.replace('``', '`')}\n{COMPLETION}{told}"
     # Every command has it, and the heading above says so.
     text = re.sub(r"\* `(-h, )?--help`: Show this message and exit\.\n", "", text)

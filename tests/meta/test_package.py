@@ -104,7 +104,7 @@ def run(wheel: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
             yield run
         finally:
             run("sandlot", "rm", "--all")
-            run("sandlot", "stop")
+            run("sandlot", "service", "stop")
         assert list((data / "sandboxes").iterdir()) == []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,14 +148,14 @@ def test_the_command_line_of_the_wheel_works(run: Run, tmp_path: Path) -> None:
     (listed,) = json.loads(run("sandlot", "ls", "--json"))
     assert (listed["id"], listed["name"]) == (sandbox, "wheel")
     # The service ends, and the sandbox is there when the next one starts.
-    run("sandlot", "stop")
+    run("sandlot", "service", "stop")
     assert run("sandlot", "exec", sandbox, "--", "cat", "there") == "hello"
     assert run("sandlot", "rm", sandbox) == f"{sandbox}\n"
     assert run("sandlot", "ls", "--quiet") == ""
 
 
 def test_the_service_of_the_wheel_has_its_document_and_its_page(run: Run) -> None:
-    run("sandlot", "templates", "--json")
+    run("sandlot", "template", "ls", "--json")
     assert (
         run("python", "-c", PAGES, Path(run("python", "-c", "import os; print(os.environ['SANDLOT_DATA_DIR'])").strip()) / "sandlot.sock") == "ok\n"
     )

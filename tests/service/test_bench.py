@@ -26,7 +26,7 @@ def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Po
 
 def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tmp_path: Path) -> None:
     only = "noop,create_cold,upload_mb_s,pause_resume,fork_1"
-    running = begun(service, tmp_path, "--isolation", "container", "--only", only, "--json", "figures.json")
+    running = begun(service, tmp_path, "--isolation", "container", "--only", only, "--output", "figures.json")
     stdout, stderr = running.communicate(timeout=250)
     assert running.returncode == 0, stderr.decode()
     told = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))

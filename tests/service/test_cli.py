@@ -127,9 +127,9 @@ BASE = ("--template", "base")
 
 
 def test_capacity_is_that_of_the_service(sandlot: Commands, sandbox: Sandbox) -> None:
-    told = json.loads(sandlot.ok("capacity", "--json"))
+    told = json.loads(sandlot.ok("service", "capacity", "--json"))
     assert told["reserved"]["memory_bytes"] >= sandbox.info().limits.memory_bytes
-    rows = {words[0]: words[1:] for words in (line.split() for line in sandlot.ok("capacity").splitlines()[1:])}
+    rows = {words[0]: words[1:] for words in (line.split() for line in sandlot.ok("service", "capacity").splitlines()[1:])}
     assert set(rows) == {"memory", "disk", "tasks", "sandboxes"}
     assert rows["tasks"] == [str(told[column]["pids"]) for column in ("allocatable", "reserved", "available")]
     assert rows["sandboxes"] == [str(told["max_sandboxes"]), str(told["sandboxes"]), str(told["max_sandboxes"] - told["sandboxes"])]
@@ -224,21 +224,24 @@ def test_sandbox_is_created_listed_inspected_used_and_removed(sandlot: Commands,
 
 def test_limits_are_changed_and_usage_is_told(sandlot: Commands) -> None:
     id_ = sandlot.ok("create", *BASE, "--memory", "256M", "--disk", "64M", "--pids", "100").strip()
-    assert [line.split() for line in sandlot.ok("limit", id_, "--memory", "1.5G", "--cpus", "0.5").splitlines()] == [
-        ["CPUS", "MEMORY", "DISK", "PIDS"],
-        ["0.5", "1.5G", "64M", "100"],
+    lines = [line.split() for line in sandlot.ok("update", id_, "--memory", "1.5G", "--cpus", "0.5").splitlines()]
+    assert [line for line in lines if line[0] in {"cpus", "memory", "disk", "pids"}] == [
+        ["cpus", "0.5"],
+        ["memory", "1.5G"],
+        ["disk", "64M"],
+        ["pids", "100"],
     ]
     limits = {"cpus": 0.5, "memory_bytes": 3 << 29, "disk_bytes": 64 << 20, "pids": 64}
-    assert json.loads(sandlot.ok("limit", id_, "--pids", "64", "--json")) == limits
+    assert json.loads(sandlot.ok("update", id_, "--pids", "64", "--json"))["limits"] == limits
     assert sandlot.ok("exec", "--no-stdin", id_, "--", "bash", "-c", "ulimit -u") == "64\n"
     told = json.loads(sandlot.ok("usage", id_, "--json"))
     assert told["limits"] == limits
     assert 0 < told["memory_bytes"] <= told["memory_peak_bytes"]
     assert 0 <= told["pids"] < told["host_tasks"]
     rows = {line.split("  ")[0]: line.split() for line in sandlot.ok("usage", id_).splitlines()}
-    assert set(rows) == {"WHAT", "cpu", "memory", "memory peak", "disk", "pids", "host tasks"}
+    assert set(rows) == {"RESOURCE", "cpu", "memory", "memory peak", "disk", "pids", "host tasks"}
     assert (rows["memory"][-1], rows["disk"][-1], rows["pids"][-1], rows["cpu"][-2:]) == ("1.5G", "64M", "64", ["0.5", "cores"])
-    for wrong, status in ((("limit", id_), 2), (("limit", id_, "--disk", "1G"), 1)):
+    for wrong, status in ((("update", id_), 2), (("update", id_, "--disk", "1G"), 1)):
         refused = sandlot.run(*wrong)
         assert (refused.status, refused.stdout) == (status, "")
         assert refused.stderr.startswith("sandlot: ")
@@ -293,7 +296,7 @@ def test_commands_that_only_look_start_no_service(sandlot: Commands, tmp_path: P
     assert sandlot.ok("ls") == ""
     assert json.loads(sandlot.ok("ls", "--json")) == []
     assert sandlot.ok("rm", "--all") == ""
-    assert sandlot.ok("stop") == ""
+    assert sandlot.ok("service", "stop") == ""
     assert not (tmp_path / "none").exists()
 
 
@@ -322,11 +325,11 @@ def _listens(port: int) -> bool:
 def test_serve_accepts_keys_until_they_are_revoked_and_rm_all_removes_the_sandboxes_of_one(sandlot: Commands, tmp_path: Path) -> None:
     local = {**CONTAINERS, "SANDLOT_DATA_DIR": str(tmp_path / "served")}
     sandlot.aim(**local)
-    early = sandlot.ok("keys", "create", "--name", "early").splitlines()[-1]
-    assert sandlot.run("keys", "create", "--name", "early").status == 1, "a name is used once"
+    early = sandlot.ok("key", "create", "early").splitlines()[-1]
+    assert sandlot.run("key", "create", "early").status == 1, "a name is used once"
     with serving(Shell(local, tmp_path)) as url:
-        late = sandlot.ok("keys", "create", "--name", "late").splitlines()[-1]
-        listed = sandlot.ok("keys", "list")
+        late = sandlot.ok("key", "create", "late").splitlines()[-1]
+        listed = sandlot.ok("key", "ls")
         assert early not in listed
         assert [line.split()[1] for line in listed.splitlines()[1:]] == ["early", "late"]
         with Sandbox.create("base", url=url, api_key=late) as others:
@@ -340,16 +343,16 @@ def test_serve_accepts_keys_until_they_are_revoked_and_rm_all_removes_the_sandbo
             # The doctor handles signals for good, so it has a process of its own.
             healthy = Shell({"SANDLOT_URL": url, "SANDLOT_API_KEY": early}, tmp_path).run("doctor")
             assert (healthy.returncode, healthy.stdout.decode().splitlines()[-1]) == (0, "Sandboxes can run.")
-        assert sandlot.run("stop").status == 2
+        assert sandlot.run("service", "stop").status == 2
         sandlot.aim(**local)
-        sandlot.ok("keys", "revoke", "early")
+        sandlot.ok("key", "rm", "early")
         for key in (early, ""):
             sandlot.aim(SANDLOT_URL=url, SANDLOT_API_KEY=key)
             refused = sandlot.run("ls")
             assert refused.status == 1
             assert refused.stderr.startswith("sandlot: ")
     sandlot.aim(**local)
-    assert sandlot.run("keys", "revoke", "early").status == 1
+    assert sandlot.run("key", "rm", "early").status == 1
 
 
 # -------------------------------------------------------------------------------------------------------------------- demo
@@ -381,8 +384,8 @@ def test_sandbox_is_paused_hibernated_snapshotted_and_forked(service: LocalServi
     assert sandlot.ok("run", "--sandbox", id_, "-c", "print(n + 1)") == "42\n"
     snapshot = sandlot.ok("snapshot", "create", id_, "--name", "kept").strip()
     assert snapshot.startswith("snap-")
-    forks = sandlot.ok("fork", id_, "-n", "2", "--name", "child").split()
-    drawn = [line.split() for line in sandlot.ok("tree", forks[0]).splitlines()[1:]]
+    forks = sandlot.ok("fork", id_, "--count", "2", "--name", "child").split()
+    drawn = [line.split() for line in sandlot.ok("fork-tree", forks[0]).splitlines()[1:]]
     assert [words[0] for words in drawn] in ([id_, *forks], [id_, *reversed(forks)])
     assert sandlot.ok("promote", forks[0]) == f"{forks[1]}\n"
     sandlot.ok("rm", id_)

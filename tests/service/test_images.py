@@ -101,13 +101,13 @@ def write_recipes(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """``python -m sandlot.images build`` as a process, with the folders ``recipes`` and ``cache`` of a folder."""
+    """``sandlot image build`` as a process, with the folders ``recipes`` and ``cache`` of a folder."""
 
     process: subprocess.Popen[str]
 
     @classmethod
     def start(cls, folder: Path, name: str) -> Builder:
-        argv = [sys.executable, "-m", "sandlot.images", "build", name, "--cache", str(folder / "cache"), "--recipes", str(folder / "recipes")]
+        argv = [sys.executable, "-m", "sandlot.cli", "image", "build", name, "--cache", str(folder / "cache"), "--recipes", str(folder / "recipes")]
         return cls(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
 
     def finish(self) -> tuple[int, str, str]:

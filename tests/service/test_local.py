@@ -64,7 +64,7 @@ def test_concurrent_clients_start_one_service_and_stop_ends_it(folder: Path, mon
     assert os.getsid(pid) == pid, "it does not end with the terminal of whoever started it"
     assert (folder / "new").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(folder / "new"))
-    assert dispatch(["stop"]) == 0
+    assert dispatch(["service", "stop"]) == 0
     assert not LocalService(folder / "new").is_running()
 
 

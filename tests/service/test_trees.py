@@ -215,7 +215,7 @@ def test_command_line_has_all_file_operations(
     assert b"not empty" in said("fs", "rm", at, status=1)
     said("fs", "rm", "-r", at)
     assert b"does not exist" in said("fs", "stat", at, status=1)
-    assert b"ID:PATH" in said("fs", "ls", "here", status=2)
+    assert b"SANDBOX:PATH" in said("fs", "ls", "here", status=2)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_forward_command_listens_until_it_is_interrupted(
     with suppress(ConnectionError), closing(dial(addresses[1], "echo")) as connection:
         assert rest(connection) == b""
     assert dispatch(["forward", sandbox.id, f"{addresses[0].partition(':')[2]}:7001"]) == 1
-    assert "cannot be listened on" in capsys.readouterr().err
+    assert "Cannot listen on port" in capsys.readouterr().err
     assert dispatch(["forward", sandbox.id, "7001:x"]) == 2
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE_S)

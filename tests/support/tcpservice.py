@@ -49,7 +49,7 @@ class TcpService(LocalService):
 
         Args:
             name: Its name.
-            options: Options of ``sandlot keys create``; without any, no process is started.
+            options: Options of ``sandlot key create``; without any, no process is started.
 
         Returns:
             Its secret.
@@ -57,7 +57,7 @@ class TcpService(LocalService):
         if not options:
             return self.client.keys.create(name).key
         made = subprocess.run(
-            [sys.executable, "-m", "sandlot.cli", "keys", "create", "--name", name, *options],
+            [sys.executable, "-m", "sandlot.cli", "key", "create", name, *options],
             env=self.environ,
             check=True,
             capture_output=True,

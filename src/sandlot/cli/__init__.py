@@ -1,1 +1,1 @@
-"""The terminal: ``sandlot``. Each command imports what it needs when it runs, so that the help comes at once."""
+"""The command line ``sandlot``. Commands import the SDK when they run, so that ``--help`` and shell completion start quickly."""

@@ -1,4 +1,4 @@
-"""``sandlot contexts``: the kernels of a sandbox."""
+"""``sandlot context``: list, create, restart, interrupt and end code contexts."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.options import InJson, SandboxId, asking
-from sandlot.cli.output import as_json, note, pairs, table
+from sandlot.cli.bulk import run_for_each
+from sandlot.cli.options import Cwd, Env, JsonOutput, Quiet, SandboxId, as_dict, query_client
+from sandlot.cli.output import as_json, note, print_ids, table
 
-contexts = typer.Typer(help="The contexts of a sandbox: kernels, each with its own variables.", no_args_is_help=True)
+contexts = typer.Typer(help="List, create, restart, interrupt and end code contexts of a sandbox.", no_args_is_help=True)
 
-ContextIds = Annotated[list[str], typer.Argument(metavar="CONTEXT...", help="The contexts, by their ids.")]
-OneContext = Annotated[str, typer.Argument(metavar="CONTEXT", help="The context, by its id.")]
+ContextIds = Annotated[list[str], typer.Argument(metavar="CONTEXT...", help="Context ids.")]
+ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Context id.")]
 
 
 @contexts.command("ls")
-def ls(*, sandbox: SandboxId, in_json: InJson = False) -> None:
-    """List the contexts of a sandbox."""
+def ls(*, sandbox: SandboxId, quiet: Quiet = False, json_output: JsonOutput = False) -> None:
+    """List a sandbox's code contexts."""
     from sandlot.sdk import Sandbox
 
-    with asking() as client:
+    with query_client() as client:
         found = Sandbox.connect(sandbox, client=client, resume=False).contexts.list()
-    if in_json:
+    if json_output:
         typer.echo(as_json(found))
+    elif quiet:
+        print_ids(found)
     else:
         rows = [
             [each.id, each.language, each.state, str(each.execution_count), "-" if each.pid is None else str(each.pid), each.cwd] for each in found
         ]
-        table(["ID", "LANGUAGE", "STATE", "CELLS", "PID", "CWD"], rows)
+        table(["ID", "LANGUAGE", "STATE", "EXECUTIONS", "PID", "CWD"], rows)
 
 
 @contexts.command("create")
@@ -36,56 +39,45 @@ def create(
     *,
     sandbox: SandboxId,
     language: Annotated[str, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript.")] = "python",
-    cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to start in. (default: /workspace)")] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
-    in_json: InJson = False,
+    cwd: Cwd = None,
+    env: Env = None,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Make another context; its id is printed."""
+    """Create a code context and print its id."""
     from sandlot.sdk import Sandbox
 
-    with asking() as client:
-        made = Sandbox.connect(sandbox, client=client, resume=False).contexts.create(language, cwd=cwd, envs=pairs(env, "--env"))
-    typer.echo(as_json(made) if in_json else made.id)
+    with query_client() as client:
+        created = Sandbox.connect(sandbox, client=client, resume=False).contexts.create(language, cwd=cwd, envs=as_dict(env))
+    typer.echo(as_json(created) if json_output else created.id)
 
 
 @contexts.command("rm")
 def rm(*, sandbox: SandboxId, ids: ContextIds) -> None:
-    """End contexts, with everything that runs in them. The id of each is printed.
+    """End contexts and everything running in them.
 
-    One that is there always starts anew with its next cell.
+    The default context of a language starts again with its next code. Prints each ended context. Exits with status 1 if any could not be ended.
     """
-    from sandlot.model.errors import NotFoundError
     from sandlot.sdk import Sandbox
 
-    missing = False
-    with asking() as client:
-        found = Sandbox.connect(sandbox, client=client, resume=False).contexts
-        for each in ids:
-            try:
-                found.delete(each)
-            except NotFoundError as error:
-                note(f"sandlot: {error}")
-                missing = True
-            else:
-                typer.echo(each)
-    raise typer.Exit(1 if missing else 0)
+    with query_client() as client:
+        run_for_each(ids, Sandbox.connect(sandbox, client=client, resume=False).contexts.delete)
 
 
 @contexts.command("restart")
-def restart(*, sandbox: SandboxId, context: OneContext = "default") -> None:
-    """Begin anew in a context: its variables are gone, and what ran in it is ended."""
+def restart(*, sandbox: SandboxId, context: ContextId = "default") -> None:
+    """Restart a context; its variables are lost."""
     from sandlot.sdk import Sandbox
 
-    with asking() as client:
+    with query_client() as client:
         Sandbox.connect(sandbox, client=client, resume=False).contexts.restart(context)
     typer.echo(context)
 
 
 @contexts.command("interrupt")
-def interrupt(*, sandbox: SandboxId, context: OneContext = "default") -> None:
-    """Interrupt what runs in a context, as Ctrl-C would."""
+def interrupt(*, sandbox: SandboxId, context: ContextId = "default") -> None:
+    """Interrupt the code running in a context."""
     from sandlot.sdk import Sandbox
 
-    with asking() as client:
+    with query_client() as client:
         if not Sandbox.connect(sandbox, client=client, resume=False).contexts.interrupt(context):
-            note("Nothing runs in it.")
+            note("The context is idle.")

@@ -1,83 +1,105 @@
-"""``sandlot keys``: create, list, update and revoke API keys.
+"""``sandlot key``: create, list, change and revoke API keys.
 
-If a service runs, its API is used; otherwise its store is opened. Both have the same keys.
+If a service is running, the commands use its API; otherwise they open its store. Both have the same keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from sandlot.cli.options import InJson, parse_when
-from sandlot.cli.output import as_json, note, size, table
+from sandlot.cli.options import JsonOutput, Quiet, When, parse_size_bytes, parse_when, query_client
+from sandlot.cli.output import as_json, note, print_ids, size, table
 
 if TYPE_CHECKING:
     from sandlot.core.access.api_keys import ApiKeys
-    from sandlot.model.access import Quota
     from sandlot.model.records import KeyRecord
-    from sandlot.sdk import Client, KeyInfo, NewKey
+    from sandlot.sdk import Client, KeyInfo, NewKey, Quota
 
 _Result = TypeVar("_Result")
 
-keys = typer.Typer(help="Keys for the service on TCP.", no_args_is_help=True)
+keys = typer.Typer(help="Create, list, change and revoke API keys.", no_args_is_help=True)
 
 _SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "snapshot_bytes", "volume_bytes"
 
-_Expires = Annotated[
-    str | None,
-    typer.Option("--expires", metavar="WHEN", help="Expiry of the key: an ISO 8601 time, a period from now such as 30d, or never."),
+
+def parse_quota_size(text: str) -> int:
+    """Parse a size, or -1 for no limit."""
+    return -1 if text == "-1" else parse_size_bytes(text)
+
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY", help="Id or name of the key.")]
+Expires = Annotated[
+    When | None,
+    typer.Option(
+        "--expires", metavar="WHEN", help="Expiry of the key: an ISO 8601 time, a period from now such as 30d, or never.", parser=parse_when
+    ),
 ]
-_MaxSandboxes = Annotated[
-    int | None, typer.Option("--max-sandboxes", metavar="N", min=-1, help="Live sandboxes; -1: no limit, as in all options that follow.")
+MaxSandboxes = Annotated[
+    int | None, typer.Option("--max-sandboxes", metavar="N", min=-1, help="Number of live sandboxes; -1 for no limit, as in all quota options.")
 ]
-_MaxLifetime = Annotated[
-    float | None, typer.Option("--max-lifetime", metavar="SECONDS", min=-1, help="Timeout of a sandbox; persistent sandboxes are then refused.")
+MaxLifetime = Annotated[
+    float | None,
+    typer.Option("--max-lifetime", metavar="SECONDS", min=-1, help="Longest timeout of a sandbox; persistent sandboxes are refused then."),
 ]
-_MaxCpus = Annotated[float | None, typer.Option("--max-cpus", metavar="N", min=-1, help="CPU cores of all live sandboxes together.")]
-_MaxMemory = Annotated[str | None, typer.Option("--max-memory", metavar="SIZE", help="Memory of all live sandboxes together, such as 8G.")]
-_MaxDisk = Annotated[str | None, typer.Option("--max-disk", metavar="SIZE", help="Disk of all live sandboxes together.")]
-_MaxUpload = Annotated[str | None, typer.Option("--max-upload", metavar="SIZE", help="Size of an uploaded file.")]
-_MaxExecutions = Annotated[int | None, typer.Option("--max-executions", metavar="N", min=-1, help="Runs of code and commands in a month (UTC).")]
-_MaxSnapshots = Annotated[int | None, typer.Option("--max-snapshots", metavar="N", min=-1, help="Number of snapshots.")]
-_MaxSnapshotSize = Annotated[str | None, typer.Option("--max-snapshot-size", metavar="SIZE", help="Disk space of all snapshots together.")]
-_MaxVolumes = Annotated[int | None, typer.Option("--max-volumes", metavar="N", min=-1, help="Number of volumes.")]
-_MaxVolumeSize = Annotated[str | None, typer.Option("--max-volume-size", metavar="SIZE", help="Sum of the sizes of all volumes.")]
-_MaxPools = Annotated[int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Number of private pools.")]
-_MaxNetwork = Annotated[str | None, typer.Option("--max-network", metavar="MODE", help="Most open network mode of a sandbox: none or packages.")]
-_Installs = Annotated[
+MaxCpus = Annotated[float | None, typer.Option("--max-cpus", metavar="N", min=-1, help="CPU cores of all live sandboxes together.")]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option("--max-memory", metavar="SIZE", help="Memory of all live sandboxes together, such as 8G.", parser=parse_quota_size),
+]
+MaxDisk = Annotated[
+    int | None, typer.Option("--max-disk", metavar="SIZE", help="Disk space of all live sandboxes together.", parser=parse_quota_size)
+]
+MaxUpload = Annotated[int | None, typer.Option("--max-upload", metavar="SIZE", help="Size of an uploaded file.", parser=parse_quota_size)]
+MaxExecutions = Annotated[int | None, typer.Option("--max-executions", metavar="N", min=-1, help="Code and command runs per calendar month (UTC).")]
+MaxSnapshots = Annotated[int | None, typer.Option("--max-snapshots", metavar="N", min=-1, help="Number of snapshots.")]
+MaxSnapshotSize = Annotated[
+    int | None, typer.Option("--max-snapshot-size", metavar="SIZE", help="Disk space of all snapshots together.", parser=parse_quota_size)
+]
+MaxVolumes = Annotated[int | None, typer.Option("--max-volumes", metavar="N", min=-1, help="Number of volumes.")]
+MaxVolumeSize = Annotated[
+    int | None, typer.Option("--max-volume-size", metavar="SIZE", help="Sum of the sizes of all volumes.", parser=parse_quota_size)
+]
+MaxPools = Annotated[int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Number of private pools.")]
+MaxNetwork = Annotated[str | None, typer.Option("--max-network", metavar="MODE", help="Most open network mode of a sandbox: none or packages.")]
+Installs = Annotated[
     bool | None, typer.Option("--installs/--no-installs", help="Open the package indexes to a sandbox without network during an install.")
 ]
 
 
 @keys.command("create")
-def create_key(  # noqa: PLR0913 - each is an option
+def create(  # noqa: PLR0913 - each is an option
     *,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the key.")],
-    operator: Annotated[bool, typer.Option("--operator", help="Let the key see the objects of all owners and manage keys.")] = False,
-    expires: _Expires = None,
-    e2b: Annotated[bool, typer.Option("--e2b", help="Create a key of the form that old clients of E2B require.")] = False,
-    max_sandboxes: _MaxSandboxes = None,
-    max_lifetime: _MaxLifetime = None,
-    max_cpus: _MaxCpus = None,
-    max_memory: _MaxMemory = None,
-    max_disk: _MaxDisk = None,
-    max_upload: _MaxUpload = None,
-    max_executions: _MaxExecutions = None,
-    max_snapshots: _MaxSnapshots = None,
-    max_snapshot_size: _MaxSnapshotSize = None,
-    max_volumes: _MaxVolumes = None,
-    max_volume_size: _MaxVolumeSize = None,
-    max_pools: _MaxPools = None,
-    max_network: _MaxNetwork = None,
-    installs: _Installs = None,
-    in_json: InJson = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key; up to 63 letters, digits, '.', '_' and '-'.")],
+    operator: Annotated[bool, typer.Option("--operator", help="Let the key use the resources of all owners and manage keys.")] = False,
+    expires: Expires = None,
+    e2b: Annotated[bool, typer.Option("--e2b", help="Create a key in the form that old E2B clients require.")] = False,
+    max_sandboxes: MaxSandboxes = None,
+    max_lifetime: MaxLifetime = None,
+    max_cpus: MaxCpus = None,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
+    max_upload: MaxUpload = None,
+    max_executions: MaxExecutions = None,
+    max_snapshots: MaxSnapshots = None,
+    max_snapshot_size: MaxSnapshotSize = None,
+    max_volumes: MaxVolumes = None,
+    max_volume_size: MaxVolumeSize = None,
+    max_pools: MaxPools = None,
+    max_network: MaxNetwork = None,
+    installs: Installs = None,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Create an API key and print it once, alone on the last line. Without options: 50 live sandboxes and 4 pools; no limit for an operator."""
-    from sandlot.model.access import UNBOUNDED, KeyFormat, Quota
+    """Create an API key and print it once, alone on the last line (`--operator`, quota options, `--expires WHEN`, `--e2b`).
+
+    Default quota: 50 live sandboxes and 4 pools; no limit for an operator.
+    """
+    from sandlot.model.access import UNBOUNDED, KeyFormat
+    from sandlot.sdk import Quota
 
     quota = _with_limits(
         UNBOUNDED if operator else Quota(),
@@ -96,48 +118,49 @@ def create_key(  # noqa: PLR0913 - each is an option
         network=max_network,
         installs=installs,
     )
-    when = None if expires is None else parse_when(expires)
-    expires_at = None if when == "never" else when
+    expires_at = None if expires is None else expires.at
     format_ = KeyFormat.E2B if e2b else KeyFormat.SANDLOT
 
-    async def directly(known: ApiKeys) -> NewKey:
+    async def in_store(store: ApiKeys) -> NewKey:
         from sandlot.sdk import NewKey
 
-        record, secret = await known.create(name, operator=operator, quota=quota, expires_at=expires_at, format=format_)
+        record, secret = await store.create(name, operator=operator, quota=quota, expires_at=expires_at, format=format_)
         return NewKey(record.id, record.name, record.operator, record.quota, record.created_at, record.expires_at, key=secret)
 
-    made = _done(lambda client: client.keys.create(name, operator=operator, quota=quota, expires_at=expires_at, format=format_.value), directly)
-    if not in_json:
-        note(f"The key {made.name!r} has the id {made.id}. It is shown this once; send it as SANDLOT_API_KEY.")
-    typer.echo(as_json(made) if in_json else made.key)
+    created = _apply(lambda client: client.keys.create(name, operator=operator, quota=quota, expires_at=expires_at, format=format_.value), in_store)
+    if not json_output:
+        note(f"sandlot: created the key {created.name!r} with the id {created.id}; its secret is not printed again")
+    typer.echo(as_json(created) if json_output else created.key)
 
 
 @keys.command("update")
-def update_key(  # noqa: PLR0913 - each is an option
+def update(  # noqa: PLR0913 - each is an option
     *,
-    key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")],
+    key: KeyId,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="New name.")] = None,
-    expires: _Expires = None,
-    max_sandboxes: _MaxSandboxes = None,
-    max_lifetime: _MaxLifetime = None,
-    max_cpus: _MaxCpus = None,
-    max_memory: _MaxMemory = None,
-    max_disk: _MaxDisk = None,
-    max_upload: _MaxUpload = None,
-    max_executions: _MaxExecutions = None,
-    max_snapshots: _MaxSnapshots = None,
-    max_snapshot_size: _MaxSnapshotSize = None,
-    max_volumes: _MaxVolumes = None,
-    max_volume_size: _MaxVolumeSize = None,
-    max_pools: _MaxPools = None,
-    max_network: _MaxNetwork = None,
-    installs: _Installs = None,
-    in_json: InJson = False,
+    expires: Expires = None,
+    max_sandboxes: MaxSandboxes = None,
+    max_lifetime: MaxLifetime = None,
+    max_cpus: MaxCpus = None,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
+    max_upload: MaxUpload = None,
+    max_executions: MaxExecutions = None,
+    max_snapshots: MaxSnapshots = None,
+    max_snapshot_size: MaxSnapshotSize = None,
+    max_volumes: MaxVolumes = None,
+    max_volume_size: MaxVolumeSize = None,
+    max_pools: MaxPools = None,
+    max_network: MaxNetwork = None,
+    installs: Installs = None,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Change a key's name, quota or expiry, and print its id. What is not given stays as it is."""
-    when = None if expires is None else parse_when(expires)
+    """Change a key's name, quota or expiry.
 
-    def limited(quota: Quota) -> Quota | None:
+    Prints its id.
+    """
+
+    def changed_quota(quota: Quota) -> Quota | None:
         changed = _with_limits(
             quota,
             sandboxes=max_sandboxes,
@@ -157,59 +180,91 @@ def update_key(  # noqa: PLR0913 - each is an option
         )
         return None if changed == quota else changed
 
-    async def directly(known: ApiKeys) -> KeyInfo:
+    async def in_store(store: ApiKeys) -> KeyInfo:
         from sandlot.model.records import KeyChange
 
-        found = await known.get(key)
-        expires_at = None if when == "never" else when
-        return _info(await known.update(found.id, KeyChange(name, limited(found.quota), expires_at, removes_expiry=when == "never")))
+        found = await store.get(key)
+        expires_at = None if expires is None else expires.at
+        removes_expiry = expires is not None and expires.at is None
+        return _info(await store.update(found.id, KeyChange(name, changed_quota(found.quota), expires_at, removes_expiry=removes_expiry)))
 
     def by_api(client: Client) -> KeyInfo:
         found = client.keys.get(key)
-        return client.keys.update(found.id, name=name, quota=limited(found.quota), expires_at=when)
+        expires_at: datetime | Literal["never"] | None = None if expires is None else expires.at or "never"
+        return client.keys.update(found.id, name=name, quota=changed_quota(found.quota), expires_at=expires_at)
 
-    updated = _done(by_api, directly)
-    typer.echo(as_json(updated) if in_json else updated.id)
+    updated = _apply(by_api, in_store)
+    typer.echo(as_json(updated) if json_output else updated.id)
 
 
-@keys.command("list")
-def list_keys(*, in_json: InJson = False) -> None:
-    """List the keys that are not revoked, expired keys included, without their secrets."""
+@keys.command("ls")
+def ls(*, quiet: Quiet = False, json_output: JsonOutput = False) -> None:
+    """List valid API keys without their secrets."""
 
-    async def directly(known: ApiKeys) -> list[KeyInfo]:
-        return [_info(record) for record in await known.list()]
+    async def in_store(store: ApiKeys) -> list[KeyInfo]:
+        return [_info(record) for record in await store.list()]
 
-    found = _done(lambda client: client.keys.list(), directly)
-    if in_json:
+    found = _apply(lambda client: client.keys.list(), in_store)
+    if json_output:
         typer.echo(as_json(found))
+    elif quiet:
+        print_ids(found)
     elif found:
         rows = [
-            [key.id, key.name, "yes" if key.operator else "no", _time(key.created_at), _time(key.expires_at), _spelled(key.quota)] for key in found
+            [key.id, key.name, "yes" if key.operator else "no", _time(key.created_at), _time(key.expires_at), _limits_text(key.quota)]
+            for key in found
         ]
         table(["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"], rows)
     else:
-        note("There is no key; `sandlot keys create --name NAME` makes one.")
+        note("No keys. Create one with `sandlot key create NAME`.")
 
 
-@keys.command("revoke")
-def revoke_key(*, key: Annotated[str, typer.Argument(metavar="NAME|ID", help="The key.")], in_json: InJson = False) -> None:
-    """Take a key away; what uses it is refused from now on. Its sandboxes live on until they end, its pools go."""
+@keys.command("rm")
+def rm(*, key: KeyId) -> None:
+    """Revoke an API key and close its open connections.
 
-    async def directly(known: ApiKeys) -> str:
-        return (await known.revoke(key)).id
+    Its sandboxes run until they end; its pools are deleted. Prints the id of the key.
+    """
+
+    async def in_store(store: ApiKeys) -> str:
+        return (await store.revoke(key)).id
 
     def by_api(client: Client) -> str:
-        found = client.keys.list()
-        chosen = next((each for each in found if each.id == key), next((each for each in found if each.name == key), None))
-        client.keys.delete(key if chosen is None else chosen.id)
-        return key if chosen is None else chosen.id
+        found = client.keys.get(key)
+        client.keys.delete(found.id)
+        return found.id
 
-    id_ = _done(by_api, directly)
-    typer.echo(as_json({"revoked": id_}) if in_json else id_)
+    typer.echo(_apply(by_api, in_store))
 
 
-def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
-    """Do something with the keys: by the service that runs, or on the store where none does."""
+@keys.command("whoami")
+def whoami(*, json_output: JsonOutput = False) -> None:
+    """Show the key in use, its quota and what is used of it."""
+    with query_client() as client:
+        current = client.keys.get_current()
+    if json_output:
+        typer.echo(as_json(current))
+        return
+    table(
+        ["FIELD", "VALUE"],
+        [
+            ["id", current.id],
+            ["name", current.name],
+            ["operator", "yes" if current.operator else "no"],
+            ["expires", _time(current.expires_at)],
+        ],
+    )
+    used = asdict(current.used)
+    typer.echo()
+    rows = [
+        [each.name, _amount(each.name, used[each.name]) if each.name in used else "-", _amount(each.name, getattr(current.quota, each.name))]
+        for each in fields(current.quota)
+    ]
+    table(["QUOTA", "USED", "LIMIT"], rows)
+
+
+def _apply(by_api: Callable[[Client], _Result], in_store: Callable[[ApiKeys], Awaitable[_Result]]) -> _Result:
+    """Do an operation through the running service, or in its store if none is running."""
     from sandlot.sdk import Client, LocalService
 
     with Client(autostart=False) as client:
@@ -221,20 +276,13 @@ def _done(by_api: Callable[[Client], _Result], directly: Callable[[ApiKeys], Awa
     from sandlot.server.offline_keys import with_keys
     from sandlot.server.settings import Settings
 
-    return asyncio.run(with_keys(Settings.load(), directly))
+    return asyncio.run(with_keys(Settings.load(), in_store))
 
 
 def _info(record: KeyRecord) -> KeyInfo:
     from sandlot.sdk import KeyInfo
 
-    return KeyInfo(
-        id=record.id,
-        name=record.name,
-        operator=record.operator,
-        quota=record.quota,
-        created_at=record.created_at,
-        expires_at=record.expires_at,
-    )
+    return KeyInfo(record.id, record.name, record.operator, record.quota, record.created_at, record.expires_at)
 
 
 def _time(at: datetime | None) -> str:
@@ -242,25 +290,30 @@ def _time(at: datetime | None) -> str:
 
 
 def _with_limits(quota: Quota, **limits: float | str | None) -> Quota:
-    """Return a copy of a quota with new limits. None: as it is; -1: no limit. Sizes are texts such as ``8G``."""
-    from sandlot.model.network import NetworkMode
-    from sandlot.sdk import parse_size
+    """Return a copy of a quota with new limits. None: no change; -1: no limit."""
+    from sandlot.sdk import NetworkMode
 
     network = limits["network"]
     if network is not None and network not in list(NetworkMode):
-        raise typer.BadParameter(f"No network mode is called {network!r}: give none or packages.")
-    changed: dict[str, Any] = {name: None if value in {-1, "-1"} else value for name, value in limits.items() if value is not None}
-    for name in changed.keys() & {*_SIZES}:
-        changed[name] = None if changed[name] is None else parse_size(changed[name])
+        raise typer.BadParameter(f"{network!r} is not a network mode. Pass none or packages.", param_hint="--max-network")
+    changed: dict[str, Any] = {name: None if value == -1 else value for name, value in limits.items() if value is not None}
     return replace(quota, **changed if network is None else changed | {"network": NetworkMode(network)})
 
 
-def _spelled(quota: Quota) -> str:
-    """What is bounded, as words that awk(1) can take apart: ``sandboxes=50,memory=8G``."""
-    bounds = {each.name: getattr(quota, each.name) for each in fields(quota)}
+def _limits_text(quota: Quota) -> str:
+    """Return the limits of a quota in one word for awk(1): ``sandboxes=50,memory=8G``."""
+    limits = {each.name: getattr(quota, each.name) for each in fields(quota)}
     words = [
-        f"{name.removesuffix('_bytes').removesuffix('_s')}={size(bound) if name in _SIZES else f'{bound:g}' if isinstance(bound, float) else bound}"
-        for name, bound in bounds.items()
-        if bound is not None and bound is not True
+        f"{name.removesuffix('_bytes').removesuffix('_s')}={_amount(name, limit)}"
+        for name, limit in limits.items()
+        if limit is not None and limit is not True
     ]
     return ",".join(words) or "-"
+
+
+def _amount(name: str, value: Any) -> str:  # noqa: ANN401 - a field of Quota or QuotaUsage
+    if value is None:
+        return "no limit"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return size(value) if name in _SIZES else f"{value:g}" if isinstance(value, float) else str(value)

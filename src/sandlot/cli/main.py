@@ -1,172 +1,115 @@
-"""The program ``sandlot``: its commands, and what becomes of their errors.
+"""Entry point of the ``sandlot`` command.
 
 Exit status:
-- 0 is success, 1 a failure of ours, 2 a wrong use of the command line, 130 an interrupt.
-- ``run``, ``exec``, ``repl``, ``install``, ``execute`` and ``shell`` give the program's own: its exit status, 128 + the signal that ended it, 124
-  when it ran out of time (as timeout(1) of coreutils has it), 126 and 127 when it cannot be run or is not there (as env(1) has it). A failure of
-  ours is 125 there, whatever it is. Whatever is not the program's own comes with a line on standard error that begins with ``sandlot:``.
+- 0 is success, 1 a failure of Sandlot, 2 a wrong command line, 130 an interrupt.
+- ``run``, ``exec``, ``repl``, ``install``, ``grade`` and ``shell`` exit with the status of the program: 128 + N after signal N, 124 after a timeout
+  as of timeout(1), and 126 or 127 if the program cannot be run or does not exist, as of env(1). A failure of Sandlot is 125. A line on standard
+  error that begins with ``sandlot:`` gives the reason of each status that is not the program's own.
 
-Laws:
-- An error is a line that says what happened and a line that says what to do; SANDLOT_DEBUG=1 shows the traceback as well.
-- Standard output carries results only: what is for a person goes to standard error.
+Invariants:
+- An error is a line with the failure and a line with the next action; SANDLOT_DEBUG=1 shows the traceback as well.
+- Standard output has results only; notes for people go to standard error.
+- ``sandlot version`` does not import typer, which takes most of the start time of other commands.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from typing import Any
 
-import typer
+from sandlot import __version__
 
-from sandlot.cli import (
-    contexts,
-    copy,
-    file_store,
-    forks,
-    fs,
-    history,
-    keys,
-    lifecycle,
-    limits,
-    packages,
-    pools,
-    processes,
-    programs,
-    run,
-    sandboxes,
-    service,
-    snapshots,
-    tunnels,
-    volumes,
-    webhooks,
-)
-from sandlot.cli.bench import command as bench
-from sandlot.cli.demo import command as demo
-from sandlot.cli.doctor import command as doctor
-from sandlot.cli.output import visible
-from sandlot.cli.repl import session
-
-OURS = 125
-"""What ``run`` and ``exec`` exit with when Sandlot failed, not the program; docker(1) has the same."""
-INTERRUPTED = 130
-
-app = typer.Typer(
-    name="sandlot",
-    help="Sandboxes for code that an AI agent wrote.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("run")(run.run)
-app.command("create")(sandboxes.create)
-app.command("ls")(sandboxes.ls)
-app.command("info")(sandboxes.info)
-app.command("set-timeout")(sandboxes.set_timeout)
-app.command("usage")(limits.usage)
-app.command("limit")(limits.limit)
-app.command("exec", context_settings=run.EXEC_SETTINGS)(run.execute)
-app.command("repl")(session.repl)
-app.add_typer(contexts.contexts, name="contexts")
-app.command("install")(packages.install)
-app.command("execute")(programs.execute)
-app.command("shell")(processes.shell)
-app.command("ps")(processes.ps)
-app.command("ports")(processes.ports)
-app.command("forward")(tunnels.forward)
-app.command("logs")(processes.logs)
-app.command("kill")(processes.kill)
-app.command("cp")(copy.cp)
-app.add_typer(fs.fs, name="fs")
-app.command("rm")(sandboxes.rm)
-app.command("pause")(lifecycle.pause)
-app.command("resume")(lifecycle.resume)
-app.command("hibernate")(lifecycle.hibernate)
-app.command("wake")(lifecycle.wake)
-app.add_typer(snapshots.snapshots, name="snapshot")
-app.add_typer(volumes.volumes, name="volume")
-app.command("fork")(forks.fork)
-app.command("tree")(forks.tree)
-app.command("promote")(forks.promote)
-app.add_typer(file_store.files, name="files")
-app.command("executions")(history.executions)
-app.command("events")(history.events)
-app.add_typer(webhooks.webhooks, name="webhooks")
-app.command("demo")(demo.demo)
-app.command("bench", rich_help_panel="Service")(bench.bench)
-app.command("serve", rich_help_panel="Service")(service.serve)
-app.command("stop", rich_help_panel="Service")(service.stop)
-app.command("templates", rich_help_panel="Service")(service.templates)
-app.command("capacity", rich_help_panel="Service")(service.capacity)
-app.add_typer(keys.keys, name="keys", rich_help_panel="Service")
-app.add_typer(pools.pool, name="pool", rich_help_panel="Service")
-app.command("doctor", rich_help_panel="Service")(doctor.doctor)
-app.command("version", rich_help_panel="Service")(service.version)
+EXIT_SANDLOT_ERROR = 125
+"""Status of ``run`` and ``exec`` if Sandlot failed and not the program, as of docker(1)."""
+EXIT_INTERRUPTED = 130
+PROGRAM_COMMANDS = frozenset({"run", "exec", "repl", "install", "grade", "shell"})
+"""Commands that exit with the status of a program."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.
 
     Args:
-        arguments: Without the program's name; by default the process's own.
+        arguments: Arguments without the program's name. Default: those of this process.
     """
     _fill_descriptors()
     sys.exit(dispatch(sys.argv[1:] if arguments is None else arguments))
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run the command line; its exit status."""
-    ours = OURS if arguments[:1] in (["run"], ["exec"], ["repl"], ["install"], ["execute"], ["shell"]) else None
+    """Run the command line and return its exit status."""
+    if arguments in (["version"], ["--version"], ["version", "--json"]):
+        sys.stdout.write(f"{version_text(json_output='--json' in arguments)}\n")
+        return 0
+    import typer
+
+    failed = EXIT_SANDLOT_ERROR if arguments and arguments[0] in PROGRAM_COMMANDS else None
     try:
         return _command()(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
     except typer.Abort:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except typer.TyperException as error:
-        _say(error.format_message().removeprefix("Invalid value: "), _usage_hint(error))
-        return ours or 2
+        _print_error(error.format_message().removeprefix("Invalid value: "), _usage_hint(error))
+        return failed or 2
     except Exception as error:
         if os.environ.get("SANDLOT_DEBUG", "") not in {"", "0"}:
             raise
-        _say(*_described(error))
-        return ours or 1
+        _print_error(*_describe(error))
+        return failed or 1
+
+
+def version_text(*, json_output: bool = False) -> str:
+    """Return the output of ``sandlot version``."""
+    return json.dumps({"version": __version__}, indent=2) if json_output else f"sandlot {__version__}"
 
 
 @functools.cache
 def _command() -> Any:  # noqa: ANN401 - typer has no public type for it
-    """Build the tree of commands, which takes a tenth of a second: once per process, however often it dispatches."""
+    """Build the command tree, which takes a tenth of a second, once per process."""
+    import typer
+
+    from sandlot.cli.app import app
+
     return typer.main.get_command(app)
 
 
 def _fill_descriptors() -> None:
-    """Give a closed standard input, output or error to /dev/null: otherwise the next socket takes its number, and a program's output goes there."""
+    """Open /dev/null as standard input, output and error where these are closed.
+
+    Otherwise the next socket would get such a descriptor, and output would be written to it.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # open(2) takes the lowest number that is free.
-            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - a descriptor, for good
+            # open(2) returns the lowest free descriptor.
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - open until the process exits
 
 
-def _described(error: Exception) -> tuple[str, str]:
-    from sandlot.model.errors import SandlotError
+def _describe(error: Exception) -> tuple[str, str]:
+    from sandlot.sdk import SandlotError
 
     if isinstance(error, SandlotError):
         return error.message, error.hint
     if isinstance(error, OSError):
         return str(error), ""
-    return f"{type(error).__name__}: {error}", "This is a defect in Sandlot; SANDLOT_DEBUG=1 shows where."
+    return f"{type(error).__name__}: {error}", "This is a defect in Sandlot; SANDLOT_DEBUG=1 shows the traceback."
 
 
 def _usage_hint(error: Exception) -> str:
     context = getattr(error, "ctx", None)
-    return f"See `{context.command_path if context is not None else 'sandlot'} --help`."
+    return f"Run `{context.command_path if context is not None else 'sandlot'} --help` for the options."
 
 
-def _say(message: str, hint: str) -> None:
+def _print_error(message: str, hint: str) -> None:
+    from sandlot.cli.output import visible
+
     first, *more = message.rstrip().split("\n")
-    typer.echo(f"sandlot: {visible(first)}", err=True)
-    for line in more:  # further in, so that none of them passes for one of ours
-        typer.echo(f"    {visible(line.strip())}", err=True)
+    sys.stderr.write(f"sandlot: {visible(first)}\n")
+    for line in more:  # indented, so that no line looks like one of Sandlot's
+        sys.stderr.write(f"    {visible(line.strip())}\n")
     if hint:
-        typer.echo(f"  {visible(hint)}", err=True)
+        sys.stderr.write(f"  {visible(hint)}\n")

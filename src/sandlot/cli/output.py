@@ -1,7 +1,7 @@
-"""What the commands share: notes for a person, tables, and words out of arguments.
+"""Output of the commands: notes, tables, JSON and escaping.
 
-Law: Text that code in a sandbox may have chosen reaches the terminal as text: what would be a command to the terminal, or break a line, is
-spelled out. Only what somebody asks for as it is, is passed through: the streams of ``run``, ``exec`` and ``shell``, and ``--raw``.
+Invariant: control characters in text that code in a sandbox may have chosen are escaped before the text reaches the terminal. Only the streams of
+``run``, ``exec`` and ``shell``, and ``--raw``, are passed through unchanged.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -21,22 +21,22 @@ HOUR_S = 3600
 DAY_S = 86400
 
 _UNSEEN = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
-"""Control characters (C0, DEL and C1), breaks of lines, changes of direction, and what UTF-8 cannot carry."""
+"""Control characters (C0, DEL and C1), line separators, bidirectional controls, and surrogates, which UTF-8 cannot encode."""
 _UNSEEN_IN_LINES = re.compile(f"(?![\\n\\r\\t]){_UNSEEN.pattern}")
 
 
 def visible(text: str) -> str:
-    """A text on one line, in which nothing commands the terminal: such characters are spelled as Python spells them. Pure."""
+    """Return a text on one line, with control characters escaped as Python does."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def legible(text: str) -> str:
-    """A text of several lines, in which nothing commands the terminal; as :class:`Legible`. Pure."""
+    """Return a text with control characters escaped, except line breaks and tabs."""
     return _UNSEEN_IN_LINES.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class Legible:
-    """What a file or a program of a sandbox holds, for a terminal: lines, and nothing that commands it. Bytes that are no UTF-8 are spelled too."""
+class ControlCharacterFilter:
+    """Filter for bytes of a file or program of a sandbox on a terminal. Control characters and bytes that are not UTF-8 are escaped."""
 
     __slots__ = ("_decoder",)
 
@@ -44,32 +44,28 @@ class Legible:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def feed(self, data: bytes, *, last: bool = False) -> bytes:
-        """The next bytes as they may be shown; half a character waits for its other half, but for the last."""
+        """Return the next bytes, escaped. An incomplete character is kept for the next call, unless these bytes are the last."""
         return legible(self._decoder.decode(data, last)).encode()
 
 
 def note(text: str) -> None:
-    """Tell the person something, on one line; scripts read standard output and do not see it."""
+    """Print a line for people to standard error."""
     typer.echo(visible(text), err=True)
 
 
-def pairs(values: Sequence[str] | None, option: str) -> dict[str, str]:
-    """``NAME=VALUE`` words as a mapping.
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
 
-    Raises:
-        typer.BadParameter: One has no ``=`` or no name.
-    """
-    found = {}
-    for value in values or ():
-        name, equals, content = value.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"{option} {value!r}: it takes NAME=VALUE.")
-        found[name] = content
-    return found
+
+def print_ids(items: Iterable[_HasId]) -> None:
+    """Print the id of each item on a line."""
+    for item in items:
+        typer.echo(visible(item.id))
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, or how long until, in the largest fitting unit: ``40s``, ``5m``, ``3h``, ``2d``."""
+    """Return the time since or until a moment, in the largest fitting unit: ``40s``, ``5m``, ``3h``, ``2d``."""
     if moment is None:
         return "-"
     seconds = int(abs(((now or datetime.now(UTC)) - moment).total_seconds()))
@@ -79,16 +75,16 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{seconds}s"
 
 
-def span(seconds: float) -> str:
-    """How long something took, in the largest fitting unit: ``0.3s``, ``40s``, ``5m``, ``3h``, ``2d``. Pure."""
+def duration(seconds: float) -> str:
+    """Return a duration in the largest fitting unit: ``0.3s``, ``40s``, ``5m``, ``3h``, ``2d``."""
     for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "m")):
         if seconds >= 2 * unit_s:
             return f"{int(seconds // unit_s)}{unit}"
-    return f"{seconds:.1f}s" if seconds < 10 else f"{int(seconds)}s"  # noqa: PLR2004 - two digits either way
+    return f"{seconds:.1f}s" if seconds < 10 else f"{int(seconds)}s"  # noqa: PLR2004 - at least two digits
 
 
 def size(value: int) -> str:
-    """Bytes for a person, in the units that options take: ``512M``, ``1.5G``."""
+    """Return a number of bytes in the units that options accept: ``512M``, ``1.5G``."""
     for unit_bytes, unit in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
         if value >= unit_bytes:
             return f"{value / unit_bytes:.1f}".removesuffix(".0") + unit
@@ -96,12 +92,12 @@ def size(value: int) -> str:
 
 
 def as_json(value: object) -> str:
-    """Anything that the SDK gives as JSON; moments in ISO 8601."""
+    """Return a value of the SDK as JSON text; times in ISO 8601."""
     return json.dumps(plain(value), indent=2)
 
 
-def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can carry
-    """Dataclasses, and what holds them, as what JSON can carry. Pure."""
+def plain(value: object) -> Any:  # noqa: ANN401 - a JSON value
+    """Return a value of the SDK as a JSON value."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
@@ -112,7 +108,7 @@ def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can carry
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a plain table: columns that cut(1) and awk(1) can take apart, nothing cut off."""
+    """Print a plain table that awk(1) can split; nothing is cut off."""
     shown = [[visible(cell) for cell in row] for row in [heads, *rows]]
     widths = [max(len(row[column]) for row in shown) for column in range(len(heads))]
     for row in shown:

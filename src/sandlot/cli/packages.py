@@ -1,4 +1,4 @@
-"""``sandlot install``: packages into a sandbox that lives."""
+"""``sandlot install``: install packages in a sandbox."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from typing import Annotated
 
 import typer
 
-from sandlot.cli.options import SandboxId
-from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S
+from sandlot.cli.options import SandboxId, User
+
+DEFAULT_TIMEOUT_S = 300.0
 
 
 def install(
     *,
     sandbox: SandboxId,
-    packages: Annotated[list[str], typer.Argument(metavar="PACKAGES", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")],
-    manager: Annotated[str, typer.Option("--manager", "-m", metavar="MANAGER", help="'pip', 'npm' or 'apt'.")] = "pip",
-    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'; apt is always root. (default: user)")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End it after that long.")] = DEFAULT_INSTALL_TIMEOUT_S,
+    packages: Annotated[list[str], typer.Argument(metavar="PACKAGE...", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")],
+    manager: Annotated[str, typer.Option("--manager", metavar="NAME", help="Package manager: pip, npm or apt.")] = "pip",
+    user: User = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the installation is killed.")] = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Install packages into a sandbox. Code that runs there already can import them afterwards.
+    """Install pip, npm or apt packages in a sandbox.
 
-    What the package manager writes is written here, and its exit status is this command's, as with `sandlot exec`.
+    Running code can import them at once. Prints the output of the package manager and exits with its status, as `sandlot exec` does. apt always
+    runs as root.
     """
     from sandlot.cli.passthrough import run_until_signal
 

@@ -1,9 +1,9 @@
-"""A program in a sandbox as if it ran here: bytes in, bytes out, its exit status, and an end when this process gets a signal.
+"""Run a program in a sandbox like a local one: unchanged bytes in and out, its exit status, and an end when this process gets a signal.
 
-Laws:
-- Not a byte is added, dropped or changed on standard input, output and error.
-- Nothing inherited is made non-blocking: the terminal and pipes belong to other processes as well.
-- A slow reader slows the program down and nothing else; a reader that is gone ends it (status 141, as SIGPIPE would have).
+Invariants:
+- No byte of standard input, output and error is added, dropped or changed.
+- Inherited descriptors stay blocking, because other processes use the terminal and the pipes as well.
+- A slow reader slows the program down. A closed reader ends it, with status 141 as SIGPIPE would.
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ from typing import Any
 import anyio
 
 from sandlot.cli.output import note
-from sandlot.model.errors import ErrorCode, SandlotError
-from sandlot.sdk.models.code import TIMED_OUT
-from sandlot.sdk.models.processes import CommandResult, Output
+from sandlot.sdk import CommandResult, ErrorCode, Output, SandlotError
 
 CHUNK_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_OF_SIGNAL = 128
+EXIT_TIMED_OUT = 124
+"""Exit status of a timeout, as of timeout(1)."""
+_EXIT_SIGNAL = 128
 _NOT_RUN = {ErrorCode.PROGRAM_NOT_FOUND: 127, ErrorCode.PERMISSION_DENIED: 126, ErrorCode.WORKING_DIRECTORY_NOT_FOUND: 125}
-"""Exit statuses of env(1) for a program that was not started."""
+"""Exit statuses for a program that was not started, as of env(1)."""
 
 
 class _BrokenOutputError(Exception):
-    """Nobody reads our output any more."""
+    """The reader of standard output or error is closed."""
 
 
 def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
-    """Run a coroutine; a signal cancels it, so that it cleans up, and becomes the exit status.
+    """Run a coroutine and return the exit status that it returns.
 
-    A second signal ends this process at once: what was not cleaned up then ends by its own timeout.
-
-    Args:
-        main: Gives the exit status.
+    SIGINT, SIGTERM and SIGHUP cancel it, so that it cleans up, and the status is 128 and the signal's number. A second signal ends this process at
+    once; sandboxes that were not removed then end by their timeout.
     """
     received: list[int] = []
-    # In the background, reading from the terminal is then an error (the end of the input) and no stop, as termios(3) has it.
+    # A background process that reads from the terminal then gets an error instead of being stopped, termios(3); the error ends the input.
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
     async def guarded() -> int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        assert task is not None  # noqa: S101 - a running coroutine has a task
 
         def stop(number: int) -> None:
             if received:
-                os._exit(_OF_SIGNAL + number)
+                os._exit(_EXIT_SIGNAL + number)
             received.append(number)
             task.cancel()
 
@@ -65,40 +63,44 @@ def run_until_signal(main: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
-        return _OF_SIGNAL + (received[0] if received else signal.SIGTERM)
+        return _EXIT_SIGNAL + (received[0] if received else signal.SIGTERM)
     except _BrokenOutputError:
-        return _OF_SIGNAL + signal.SIGPIPE
+        return _EXIT_SIGNAL + signal.SIGPIPE
     except Exception as error:
         if not received:
             raise
-        note(f"sandlot: interrupted, and not all was cleaned up: {error}")
-        return _OF_SIGNAL + received[0]
+        note(f"sandlot: interrupted, and the cleanup failed: {error}")
+        return _EXIT_SIGNAL + received[0]
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # AnyIO 4.16 sets the result of a read of a unix socket that was cancelled in the same turn of the loop (_RawSocketMixin). asyncio would log a
-    # traceback, among the standard error of the program. To be removed with a release of AnyIO that leaves a cancelled read alone.
+    # AnyIO 4.16 sets the result of a read of a unix socket that was cancelled in the same iteration of the loop (_RawSocketMixin). asyncio would log
+    # a traceback between the program's standard error. Remove this with a release of AnyIO that ignores a cancelled read.
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(context)
 
 
 def exit_status(result: CommandResult, timeout_s: float | None) -> int:
-    """The status to exit with; says why on standard error where that is not the program's own doing."""
+    """Return the exit status of a result, and print a note if a limit ended the program."""
     if result.timed_out:
-        note(f"sandlot: the program was ended after its {timeout_s:g} s." if timeout_s else "sandlot: the program ran out of time.")
-        return TIMED_OUT
+        note(
+            f"sandlot: the program was killed after its timeout of {timeout_s:g} s."
+            if timeout_s
+            else "sandlot: the program was killed after its timeout."
+        )
+        return EXIT_TIMED_OUT
     if result.reason == "pids":
-        note("sandlot: the program was ended because it started more processes than the sandbox may have.")
+        note("sandlot: the program was killed because it exceeded the sandbox's process limit.")
     if result.reason == "oom":
-        note("sandlot: the program was ended because it needed more memory than the sandbox may have.")
+        note("sandlot: the program was killed because it exceeded the sandbox's memory limit.")
     return result.exit_code
 
 
 def failure_status(error: SandlotError) -> int | None:
     """Return the exit status for a program that was not started, or whose sandbox ended; None if Sandlot failed."""
     if error.code is ErrorCode.SANDBOX_ENDED and error.fields.get("reason") == "oom":
-        note("sandlot: the sandbox needed more memory than it may have, and was ended.")
-        return _OF_SIGNAL + signal.SIGKILL
+        note("sandlot: the sandbox was ended because it exceeded its memory limit.")
+        return _EXIT_SIGNAL + signal.SIGKILL
     status = _NOT_RUN.get(error.code)
     if status is not None:
         note(f"sandlot: {error}")
@@ -106,8 +108,8 @@ def failure_status(error: SandlotError) -> int | None:
 
 
 async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:
-    """What this process gets on its standard input, as it comes."""
-    with suppress(OSError):  # closed, or a terminal that this process may not read from: both are an end
+    """Yield chunks of standard input as they arrive."""
+    with suppress(OSError):  # a closed descriptor, or a terminal of another process group: the input has ended
         pollable = _pollable(descriptor)
         while True:
             if pollable:
@@ -119,28 +121,28 @@ async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:
 
 
 async def emit(piece: Output) -> None:
-    """Write a piece of output to where the program would have written it."""
+    """Write output to standard output or error."""
     await write_all(1 if piece.stream == "stdout" else 2, piece.data)
     if piece.lost_bytes:
         note(f"sandlot: {piece.lost_bytes} bytes of {piece.stream} were lost.")
 
 
 async def write_all(descriptor: int, data: bytes) -> None:
-    """Write it all, without blocking the event loop while nobody reads."""
+    """Write all data without blocking the event loop."""
     rest = memoryview(data)
     pollable = _pollable(descriptor)
     try:
         while rest:
             if pollable:
                 await anyio.wait_writable(descriptor)
-            # A pipe that is writable takes PIPE_BUF bytes without blocking, pipe(7); a file takes everything.
+            # A writable pipe accepts PIPE_BUF bytes without blocking, pipe(7); a file accepts everything.
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF] if pollable else rest) :]
     except BrokenPipeError:
         raise _BrokenOutputError from None
 
 
 def _pollable(descriptor: int) -> bool:
-    """Whether it can be waited for: epoll(7) refuses regular files and folders, which never block, and some devices."""
+    """Return True if epoll(7) accepts the descriptor. It refuses regular files and directories, which never block, and some devices."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         return True

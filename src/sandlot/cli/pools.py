@@ -1,4 +1,4 @@
-"""``sandlot pool``: sandboxes that are made before anybody asks."""
+"""``sandlot pool``: create, list, change and delete warm pools."""
 
 from __future__ import annotations
 
@@ -6,102 +6,114 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandlot.cli.options import InJson, Metadata, TemplateName, asking
-from sandlot.cli.output import as_json, note, pairs, size, table
+from sandlot.cli.bulk import run_for_each
+from sandlot.cli.options import JsonOutput, KeyValue, Metadata, Quiet, TemplateName, as_dict, parse_key_value, parse_size_bytes, query_client
+from sandlot.cli.output import as_json, note, print_ids, size, table
 
 if TYPE_CHECKING:
     from sandlot.sdk import PoolInfo
 
-pool = typer.Typer(help="Sandboxes that are made before anybody asks.", no_args_is_help=True)
+pools = typer.Typer(help="Create, list, change and delete warm pools.", no_args_is_help=True)
 
-PoolName = Annotated[str, typer.Argument(metavar="ID|TEMPLATE", help="The pool: its id, or its template where you have one pool only of that.")]
-_WARM, _MAX, _PREPARED = (
-    "Sandboxes that are always kept ready.",
-    "The most that it grows to.",
-    "Prepared ones with nothing in them, besides; operators only.",
-)
+_POOL_HELP = "Pool id, or its template if it is your only pool of that template."
 
 
-@pool.command("create")
-def create_pool(  # noqa: PLR0913 - each is an option
+@pools.command("create")
+def create(  # noqa: PLR0913 - each is an option
     *,
     template: TemplateName = None,
-    warm: Annotated[int, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = 1,
-    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=f"{_MAX} (default: 4, or --warm)")] = None,
-    prepared: Annotated[int | None, typer.Option("--prepared", metavar="N", min=0, help=f"{_PREPARED} (default: 0)")] = None,
-    isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="(default: auto)")] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores of each. (default: 1)")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Of each, such as 512M or 2G. (default: 1G)")] = None,
-    disk: Annotated[str | None, typer.Option("--disk", metavar="SIZE", help="What each may write. (default: 5G)")] = None,
-    pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Processes and threads of each. (default: 512)")] = None,
+    warm: Annotated[int, typer.Option("--warm", metavar="N", min=0, help="Number of warm sandboxes that are kept ready.")] = 1,
+    largest: Annotated[
+        int | None, typer.Option("--max", metavar="N", min=0, help="Largest number of warm sandboxes. (default: 4, or --warm if larger)")
+    ] = None,
+    prepared: Annotated[
+        int | None,
+        typer.Option("--prepared", metavar="N", min=0, help="Number of prepared sandboxes that are kept besides; operators only."),
+    ] = None,
+    isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="Isolation driver. (default: auto)")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU cores of each sandbox. (default: 1)")] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option("--memory", metavar="SIZE", help="Memory limit of each sandbox, such as 512M. (default: 1G)", parser=parse_size_bytes),
+    ] = None,
+    disk: Annotated[
+        int | None, typer.Option("--disk", metavar="SIZE", help="Limit of files that each sandbox writes. (default: 5G)", parser=parse_size_bytes)
+    ] = None,
+    pids: Annotated[
+        int | None, typer.Option("--pids", metavar="N", help="Maximum number of processes and threads of each sandbox. (default: 512)")
+    ] = None,
     metadata: Metadata = None,
-    in_json: InJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Keep sandboxes of a kind ready, also after a restart of the service.
+    """Keep sandboxes of one template, isolation and size started in advance (`--warm`, `--max`, `--prepared`).
 
-    Prints the pool's id. A request is answered from it where its template, isolation and limits are the pool's.
+    A create request with the pool's template, isolation and limits gets a warm sandbox. Prints the pool's id.
     """
-    words = pairs(metadata, "--metadata") or None
     limits: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
-    with asking() as client:
-        made = client.pools.create(template, warm=warm, max=most, prepared=prepared, isolation=isolation, metadata=words, **limits)
-    typer.echo(as_json(made) if in_json else made.id)
+    with query_client() as client:
+        created = client.pools.create(
+            template, warm=warm, max=largest, prepared=prepared, isolation=isolation, metadata=as_dict(metadata) or None, **limits
+        )
+    typer.echo(as_json(created) if json_output else created.id)
 
 
-@pool.command("ls")
-def list_pools(*, in_json: InJson = False) -> None:
-    """List your pools, as an operator all of them: what waits, what was claimed from them, and how many requests they answered."""
-    with asking() as client:
-        found = client.pools.list()
-    if in_json:
-        typer.echo(as_json(found))
-        return
-    if not found:
-        note("There is no pool; `sandlot pool create --template NAME --warm N` makes one.")
-        return
-    heads = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "PREPARED"]
-    heads += ["CLAIMED", "MISSED", "HIT RATE", "SNAPSHOT", "OWNER"]
-    table(heads, [_row(each) for each in found])
-    for each in found:
-        if each.error:
-            note(f"sandlot: {each.id}: {each.error}")
+@pools.command("ls")
+def ls(*, quiet: Quiet = False, json_output: JsonOutput = False) -> None:
+    """List warm pools: sandboxes READY, requests that CLAIMED a warm sandbox, requests that MISSED.
 
-
-@pool.command("set")
-def set_pool(
-    *,
-    name: PoolName,
-    warm: Annotated[int | None, typer.Option("--warm", metavar="N", min=0, help=_WARM)] = None,
-    most: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help=_MAX)] = None,
-    prepared: Annotated[int | None, typer.Option("--prepared", metavar="N", min=0, help=_PREPARED)] = None,
-    metadata: Metadata = None,
-    in_json: InJson = False,
-) -> None:
-    """Change how much a pool holds, also after a restart of the service; what is left out stays.
-
-    Words take the place of all that there are.
+    Operators see the pools of all owners.
     """
-    words = pairs(metadata, "--metadata") or None
-    if (warm, most, prepared, words) == (None, None, None, None):
-        raise typer.BadParameter("Nothing to change: give --warm, --max, --prepared or --metadata.")
-    with asking() as client:
-        changed = client.pools.update(name, warm=warm, max=most, prepared=prepared, metadata=words)
-    if in_json:
+    with query_client() as client:
+        found = client.pools.list()
+    if json_output:
+        typer.echo(as_json(found))
+    elif quiet:
+        print_ids(found)
+    elif found:
+        columns = ["ID", "TEMPLATE", "ISOLATION", "CPUS", "MEMORY", "READY", "WARM", "MAX", "PREPARED"]
+        table([*columns, "CLAIMED", "MISSED", "HIT RATE", "SNAPSHOT", "OWNER"], [_row(each) for each in found])
+        for each in found:
+            if each.error:
+                note(f"sandlot: {each.id}: {each.error}")
+    else:
+        note("No pools. Create one with `sandlot pool create --template NAME --warm N`.")
+
+
+@pools.command("update")
+def update(
+    *,
+    pool: Annotated[str, typer.Argument(metavar="POOL", help=_POOL_HELP)],
+    warm: Annotated[int | None, typer.Option("--warm", metavar="N", min=0, help="Number of warm sandboxes that are kept ready.")] = None,
+    largest: Annotated[int | None, typer.Option("--max", metavar="N", min=0, help="Largest number of warm sandboxes.")] = None,
+    prepared: Annotated[
+        int | None, typer.Option("--prepared", metavar="N", min=0, help="Number of prepared sandboxes that are kept besides; operators only.")
+    ] = None,
+    metadata: Annotated[
+        list[KeyValue] | None,
+        typer.Option("--metadata", "-m", metavar="KEY=VALUE", help="New metadata; replaces all entries; repeat for more.", parser=parse_key_value),
+    ] = None,
+    json_output: JsonOutput = False,
+) -> None:
+    """Change the sizes or metadata of a pool."""
+    new_metadata = as_dict(metadata) or None
+    if (warm, largest, prepared, new_metadata) == (None, None, None, None):
+        raise typer.BadParameter("Nothing to change. Pass an option, such as --warm.")
+    with query_client() as client:
+        changed = client.pools.update(pool, warm=warm, max=largest, prepared=prepared, metadata=new_metadata)
+    if json_output:
         typer.echo(as_json(changed))
     else:
         table(["ID", "WARM", "MAX", "PREPARED"], [[changed.id, str(changed.warm), str(changed.max), str(changed.prepared)]])
 
 
-@pool.command("rm")
-def remove_pools(*, names: Annotated[list[str], typer.Argument(metavar="ID|TEMPLATE...", help="The pools.")]) -> None:
-    """Have pools no more, also after a restart of the service; what waits in them is removed.
+@pools.command("rm")
+def rm(*, names: Annotated[list[str], typer.Argument(metavar="POOL...", help=_POOL_HELP)]) -> None:
+    """Delete a pool and its unused sandboxes.
 
-    Prints each as it was named.
+    Prints each deleted pool as it was given. Exits with status 1 if any could not be deleted.
     """
-    with asking() as client:
-        for name in names:
-            client.pools.delete(name)
-            typer.echo(name)
+    with query_client() as client:
+        run_for_each(names, client.pools.delete)
 
 
 def _row(info: PoolInfo) -> list[str]:

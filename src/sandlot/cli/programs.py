@@ -1,4 +1,4 @@
-"""``sandlot execute``: a program that is run once, in a sandbox of its own, and graded."""
+"""``sandlot grade``: run a program once and compare its output with an expected output."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.options import InJson, TemplateName
+from sandlot.cli.options import JsonOutput, TemplateName, parse_size_bytes
 
 if TYPE_CHECKING:
-    from sandlot.sdk.models.programs import ProgramOptions, ProgramResult
+    from sandlot.sdk import ProgramOptions, ProgramResult
 
 LANGUAGES = {".py": "python", ".sh": "bash", ".bash": "bash", ".js": "javascript", ".cjs": "javascript"}
-WRONG = 1
+EXIT_WRONG_ANSWER = 1
 
 
-def execute(
+def grade(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The program, on this machine.", exists=True, dir_okay=False, readable=True)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Program on this machine.", exists=True, dir_okay=False, readable=True)],
     language: Annotated[
-        str | None, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript. (default: by its ending)")
+        str | None, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript. (default: by the file's extension)")
     ] = None,
     stdin: Annotated[
-        Path | None, typer.Option("--stdin", metavar="FILE", help="Its standard input; '-' is this command's own.", allow_dash=True)
+        Path | None,
+        typer.Option("--stdin", metavar="FILE", help="File with its standard input; '-' for that of this command.", allow_dash=True),
     ] = None,
-    expect: Annotated[Path | None, typer.Option("--expect", metavar="FILE", help="What it is to write.", exists=True, dir_okay=False)] = None,
-    comparison: Annotated[str | None, typer.Option("--comparison", metavar="HOW", help="'trimmed', 'exact' or 'numeric'. (default: trimmed)")] = None,
-    tolerance: Annotated[float | None, typer.Option("--tolerance", metavar="NUMBER", help="Of 'numeric'. (default: 1e-6)")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Kill it after that long.")] = 60.0,
-    memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Of its sandbox, such as 512M. (default: 1G)")] = None,
+    expect: Annotated[
+        Path | None, typer.Option("--expect", metavar="FILE", help="File with the expected standard output.", exists=True, dir_okay=False)
+    ] = None,
+    comparison: Annotated[
+        str | None, typer.Option("--comparison", metavar="NAME", help="Comparison of the outputs: trimmed, exact or numeric. (default: trimmed)")
+    ] = None,
+    tolerance: Annotated[float | None, typer.Option("--tolerance", metavar="NUMBER", help="Tolerance of numeric. (default: 1e-6)")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the program is killed.")] = 60.0,
+    memory: Annotated[
+        int | None, typer.Option("--memory", metavar="SIZE", help="Memory limit, such as 512M or 2G. (default: 1G)", parser=parse_size_bytes)
+    ] = None,
     template: TemplateName = None,
-    json_: InJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Run a program once, in a sandbox of its own without network that is removed with it, and compare what it writes.
+    """Run a program once and compare its output with an expected output.
 
-    What it writes is written here, and what became of it is the last line on standard error, unless it went well. The exit status is the program's;
-    124 where its time was over, and 1 where it wrote something else than was expected.
+    The program runs in a new sandbox without network, which is removed afterwards. Prints the program's output; if the run failed, the reason is
+    the last line of standard error. Exits with the program's status, 124 after a timeout, or 1 for a wrong output.
     """
     from sandlot.cli.output import as_json
     from sandlot.sdk import Client
 
     chosen = language or LANGUAGES.get(file.suffix.lower())
     if chosen is None:
-        raise typer.BadParameter(f"{file.name} does not say by its ending which language it is in; say it by --language.")
+        raise typer.BadParameter(f"{file.name} has no known extension. Pass the language of the program.", param_hint="--language")
     given = {
-        "stdin": None if stdin is None else _text(stdin),
-        "expected_output": None if expect is None else _text(expect),
+        "stdin": None if stdin is None else _read(stdin, "--stdin"),
+        "expected_output": None if expect is None else _read(expect, "--expect"),
         "comparison": comparison,
         "tolerance": tolerance,
         "memory": memory,
@@ -55,36 +62,32 @@ def execute(
     }
     options: ProgramOptions = {"timeout": timeout, **{name: value for name, value in given.items() if value is not None}}  # type: ignore[typeddict-item]
     with Client() as client:
-        done = client.programs.run(chosen, _text(file), **options)
-    if json_:
-        typer.echo(as_json(done))
+        result = client.programs.run(chosen, _read(file, "FILE"), **options)
+    if json_output:
+        typer.echo(as_json(result))
     else:
-        _show(done)
-    raise typer.Exit(status(done))
+        _print(result)
+    raise typer.Exit(exit_status(result))
 
 
-def status(done: ProgramResult) -> int:
-    """What the command exits with. Pure."""
-    from sandlot.sdk.models.code import TIMED_OUT
-
-    if done.status == "timeout":
-        return TIMED_OUT
-    return WRONG if done.status == "wrong_answer" else done.exit_code
+def exit_status(result: ProgramResult) -> int:
+    """Return the exit status of the command."""
+    return EXIT_WRONG_ANSWER if result.status == "wrong_answer" else result.exit_code
 
 
-def _show(done: ProgramResult) -> None:
+def _print(result: ProgramResult) -> None:
     from sandlot.cli.output import note
 
-    for stream, text in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+    for stream, text in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
         stream.buffer.write(text.encode())
         stream.flush()
-    if not done.ok:
-        note(f"sandlot: {done.status.replace('_', ' ')}{f': {done.detail}' if done.detail else ''}")
+    if not result.ok:
+        note(f"sandlot: {result.status.replace('_', ' ')}{f': {result.detail}' if result.detail else ''}")
 
 
-def _text(path: Path) -> str:
+def _read(path: Path, option: str) -> str:
     data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{path} is no text in UTF-8.") from None
+        raise typer.BadParameter(f"{path} is not UTF-8 text.", param_hint=option) from None

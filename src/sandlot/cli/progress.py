@@ -1,7 +1,4 @@
-"""What a person sees while something takes long: on a terminal a line that moves, elsewhere a line for each step.
-
-Law: all of it goes to standard error.
-"""
+"""Progress of long operations, on standard error: a moving line on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -14,90 +11,129 @@ from typing import TYPE_CHECKING, Self
 from sandlot.cli.output import note, visible
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
     from rich.status import Status
 
-    from sandlot.sdk import AsyncClient, TemplateInfo
+    from sandlot.sdk import AsyncClient, TemplateInfo, TransferProgress
 
 POLL_S = 1.0
-"""How often a service is asked what a build is at."""
+"""Seconds between two requests for the state of a build."""
+DEFAULT_TEMPLATE = "code-interpreter"
+_BUILDING = "building the template {name!r}, which is used for the first time; this takes a few minutes."
 
-_BUILDING = "building the template {name!r} first; it is used for the first time, and this takes a few minutes."
 
-
-class Waiting:
-    """One line about what is waited for.
+class Spinner:
+    """A line about an operation that is waited for. A context manager.
 
     Args:
-        what: What it is.
+        text: Name of the operation.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, text: str) -> None:
+        self._text = text
         self._step = ""
-        self._moving: Status | None = None
+        self._status: Status | None = None
         if sys.stderr.isatty():
             from rich.console import Console
+            from rich.text import Text
 
-            self._moving = Console(stderr=True).status(visible(what), spinner="line")
+            self._status = Console(stderr=True).status(Text(visible(text)), spinner="line")
 
     def __enter__(self) -> Self:
-        if self._moving is not None:
-            self._moving.start()
+        if self._status is not None:
+            self._status.start()
         else:
-            note(f"sandlot: {self._what}")
+            note(f"sandlot: {self._text}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._moving is not None:
-            self._moving.stop()
+        if self._status is not None:
+            self._status.stop()
 
-    def at(self, step: str) -> None:
-        """Tell what it is at now; the same again is told once."""
+    def show_step(self, step: str) -> None:
+        """Show the current step; a repeated step is shown once."""
         if step == self._step:
             return
         self._step = step
-        if self._moving is not None:
+        if self._status is not None:
             from rich.text import Text
 
-            self._moving.update(Text(f"{visible(self._what)} {visible(step)}"))
+            self._status.update(Text(f"{visible(self._text)} {visible(step)}"))
         else:
             note(f"sandlot:   {step}")
 
 
-def unbuilt(templates: Iterable[TemplateInfo], template: str | None) -> str | None:
-    """The name of the template that is about to be used, where it has to be built first; else None. Pure.
+class ByteProgressBar:
+    """Progress of a transfer on a terminal; elsewhere nothing is shown. A context manager.
+
+    Args:
+        name: Name of the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.last: TransferProgress | None = None
+        """Last progress; None before the first."""
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+            # Names can come from a sandbox: no markup.
+            title, files = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[files]}", markup=False)
+            columns = (title, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(), files)
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._progress.add_task(visible(name), total=None, files="")
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, progress: TransferProgress) -> None:
+        """Show the progress of the transfer."""
+        self.last = progress
+        if self._progress is not None and self._task is not None:
+            files = f"{progress.done_files}" + (f"/{progress.total_files}" if progress.total_files is not None else "") + " files"
+            self._progress.update(self._task, completed=progress.done_bytes, total=progress.total_bytes, files=files)
+
+
+def unbuilt_template(templates: Iterable[TemplateInfo], template: str | None) -> str | None:
+    """Return the name of a template if it is not built yet, otherwise None.
 
     Args:
         templates: Templates of the service.
-        template: The one that is about to be used; None is the default one.
+        template: Name of the template that a sandbox starts from; None for the default.
     """
-    from sandlot.model.specs import DEFAULT_TEMPLATE
-
     name = template or DEFAULT_TEMPLATE
     return name if any(known.name == name and not known.built for known in templates) else None
 
 
 def announce_build(templates: Iterable[TemplateInfo], template: str | None) -> None:
-    """Tell once why the first sandbox of a template takes long; arguments are those of :func:`unbuilt`."""
-    name = unbuilt(templates, template)
+    """Print a note if the first sandbox of a template has to wait for its build; arguments as in :func:`unbuilt_template`."""
+    name = unbuilt_template(templates, template)
     if name is not None:
         note(f"sandlot: {_BUILDING.format(name=name)}")
 
 
 @asynccontextmanager
-async def building(client: AsyncClient, template: str | None) -> AsyncIterator[None]:
-    """Tell, while the body makes a sandbox, what the build of its template is at; nothing where it is built already.
+async def show_build(client: AsyncClient, template: str | None) -> AsyncIterator[None]:
+    """Show the steps of a template's build while the body creates a sandbox. Nothing is shown if the template is built.
 
     Args:
-        client: Asked before the body, and beside it.
-        template: What the sandbox starts from; None is the default.
+        client: Client for the state of the build.
+        template: Name of the template; None for the default.
     """
-    name = unbuilt(await client.templates.list(), template)
+    name = unbuilt_template(await client.templates.list(), template)
     if name is None:
         yield
         return
-    with Waiting(_BUILDING.format(name=name)) as waiting:
-        following = asyncio.create_task(_follow(client, name, waiting))
+    with Spinner(_BUILDING.format(name=name)) as spinner:
+        following = asyncio.create_task(_follow_build(client, name, spinner))
         try:
             yield
         finally:
@@ -105,12 +141,12 @@ async def building(client: AsyncClient, template: str | None) -> AsyncIterator[N
             await asyncio.wait({following})
 
 
-async def _follow(client: AsyncClient, name: str, waiting: Waiting) -> None:
-    from sandlot.model.errors import SandlotError
+async def _follow_build(client: AsyncClient, name: str, spinner: Spinner) -> None:
+    from sandlot.sdk import SandlotError
 
     while True:
         await asyncio.sleep(POLL_S)
-        with suppress(SandlotError):  # whatever is wrong, the body is told
+        with suppress(SandlotError):  # the body reports errors of the service
             for known in await client.templates.list():
                 if known.name == name and known.building:
-                    waiting.at(known.building)
+                    spinner.show_step(known.building)

@@ -1,171 +1,196 @@
-"""``sandlot run`` and ``sandlot exec``: a program in a sandbox, as if it ran here."""
+"""``sandlot run`` and ``sandlot exec``: run a program in a sandbox like a local one."""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.options import SandboxId, TemplateName, live_ids
-from sandlot.cli.output import pairs
-from sandlot.cli.repl.session import RESULTS, Cells
+from sandlot.cli.options import Cwd, Env, SandboxId, Tag, TemplateName, User, as_dict, complete_sandboxes, parse_size_bytes
+from sandlot.cli.repl.session import DEFAULT_SAVE_DIR, CellOptions
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
 
 EXEC_SETTINGS = {"allow_interspersed_args": False}
-"""Everything behind the sandbox's id is the command's."""
+"""All arguments after the sandbox belong to the command."""
 
 DEFAULT_TIMEOUT_S = 300.0
+MAX_TIMEOUT_S = 604_800.0
+"""Longest timeout of a sandbox."""
 SLACK_S = 60.0
-"""What a sandbox lives longer than its program: copying files in, and being told of its end."""
+"""Seconds that a sandbox outlives its program's timeout: time for copying files in, and for reporting the program's end."""
 WORKSPACE = "/workspace"
 INTERPRETERS = {".py": ("python3",), ".sh": ("bash",), ".bash": ("bash",), ".js": ("node",), ".mjs": ("node",), ".cjs": ("node",)}
 LANGUAGES = {".sh": "bash", ".bash": "bash", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript"}
-"""Ending -> the language of a cell; of any other ending, and none, python."""
+"""Extension to language of code; all other files are Python."""
+SHELL_SYNTAX = frozenset(" |&;<>$`*?~(){}")
+PROGRAM_NOT_FOUND = 127
+NOTHING_TO_RUN = "Nothing to run. Pass a FILE, '-' for standard input, or -c CODE."
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What ``sandlot run`` does: files to copy in, then a program.
+    """Files to copy into a new sandbox, and a program to run there.
 
     Args:
-        argv: The program, in the sandbox.
-        uploads: Files and folders: here -> there.
+        argv: Program and arguments, with paths of the sandbox.
+        uploads: Local path and path in the sandbox of each file or directory.
     """
 
     argv: tuple[str, ...]
     uploads: tuple[tuple[Path, str], ...]
 
 
-def plan(file: str | None, code: str | None, args: Sequence[str], files: Sequence[str], *, unbuffered: bool) -> Job:
-    """Work out what to run from the command line.
+def plan(file: str | None, code: str | None, args: Sequence[str], uploads: Sequence[str], *, unbuffered: bool) -> Job:
+    """Return the job of a command line.
 
     Args:
-        file: The program here, ``-`` for one on standard input, or the first argument when ``code`` is given.
+        file: Local program, or ``-`` for a program on standard input; the first argument if ``code`` is set.
         code: Python code.
-        args: The program's arguments.
-        files: ``HOST:GUEST`` words.
-        unbuffered: Whether Python's output should come as it is printed, for a person who watches.
+        args: Arguments of the program.
+        uploads: Values of ``--file``.
+        unbuffered: Run Python without output buffer, for a person who watches.
 
     Raises:
-        typer.BadParameter: Nothing to run, or no such file.
+        typer.BadParameter: There is nothing to run, or a file does not exist.
     """
     flags = ("-u",) if unbuffered else ()
-    uploads = [_upload(word) for word in files]
+    copies = [_parse_upload(text) for text in uploads]
     if code is not None:
-        return Job(("python3", *flags, "-c", code, *([file] if file is not None else []), *args), tuple(uploads))
+        return Job(("python3", *flags, "-c", code, *([file] if file is not None else []), *args), tuple(copies))
     if file is None:
-        raise typer.BadParameter("Nothing to run: give a FILE, '-' for standard input, or -c CODE.")
+        raise typer.BadParameter(NOTHING_TO_RUN)
     if file == "-":
-        return Job(("python3", *flags, "-", *args), tuple(uploads))
+        return Job(("python3", *flags, "-", *args), tuple(copies))
     path = Path(file)
     if not path.is_file():
-        raise typer.BadParameter(f"{file} is a folder; give the program in it." if path.is_dir() else f"There is no file {file}.")
+        reason = "is a directory" if path.is_dir() else "does not exist"
+        raise typer.BadParameter(f"{file} {reason}.", param_hint="FILE")
     target = f"{WORKSPACE}/{path.name}"
     interpreter = INTERPRETERS.get(path.suffix.lower(), ("python3",))
     flags = flags if interpreter == ("python3",) else ()
-    return Job((*interpreter, *flags, target, *args), (*uploads, (path, target)))
+    return Job((*interpreter, *flags, target, *args), (*copies, (path, target)))
 
 
-def cell(file: str | None, code: str | None) -> tuple[str | None, str]:
-    """The code of a cell, None where standard input has it, and its language.
+def read_code(file: str | None, code: str | None) -> tuple[str | None, str]:
+    """Return code, None for code on standard input, and its language.
 
     Args:
-        file: The program here, or ``-``.
+        file: Local file, or ``-`` for standard input.
         code: Python code instead.
 
     Raises:
-        typer.BadParameter: Nothing to run, or no such text.
+        typer.BadParameter: There is nothing to run, or the file cannot be read as text.
     """
-    if (file is None) == (code is None):
-        raise typer.BadParameter("Nothing to run: give a FILE, '-' for standard input, or -c CODE." if file is None else "Give a FILE or -c CODE.")
+    if file is None and code is None:
+        raise typer.BadParameter(NOTHING_TO_RUN)
+    if file is not None and code is not None:
+        raise typer.BadParameter("It cannot be combined with FILE.", param_hint="--code")
     if file is None or file == "-":
         return code, "python"
     try:
         return Path(file).read_text(encoding="utf-8"), LANGUAGES.get(Path(file).suffix.lower(), "python")
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error}.") from None
+        raise typer.BadParameter(f"Cannot read {file}: {error}.", param_hint="FILE") from None
 
 
 def run(  # noqa: PLR0913 - each is an option
     *,
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE|-", help="The program: Python, or by its ending .sh or .js. '-' reads Python from standard input.")
+        str | None,
+        typer.Argument(metavar="FILE|-", help="Program: Python, or .sh or .js by its extension. '-' reads Python from standard input."),
     ] = None,
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments; those that begin with '-' go behind '--'.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program; put arguments that begin with '-' after '--'.")
+    ] = None,
     code: Annotated[str | None, typer.Option("-c", "--code", metavar="CODE", help="Run this Python code instead of a file.")] = None,
     template: TemplateName = None,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
-    files: Annotated[
+    env: Env = None,
+    uploads: Annotated[
         list[str] | None,
-        typer.Option("--file", "-f", metavar="HOST:GUEST", help="Copy a file or folder in; relative to /workspace. May be given again."),
+        typer.Option("--file", metavar="LOCAL[:PATH]", help="Copy a local file or directory to a path relative to /workspace; repeat for more."),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="End the program after that long.")] = DEFAULT_TIMEOUT_S,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Cores. (default: 1)")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", metavar="SIZE", help="Such as 512M or 2G. (default: 1G)")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the program is killed.")] = DEFAULT_TIMEOUT_S,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU cores. (default: 1)")] = None,
+    memory: Annotated[
+        int | None, typer.Option("--memory", metavar="SIZE", help="Memory limit, such as 512M or 2G. (default: 1G)", parser=parse_size_bytes)
+    ] = None,
     sandbox: Annotated[
-        str | None, typer.Option("--sandbox", "-s", metavar="ID", help="Run it as a cell in a sandbox that lives.", autocompletion=live_ids)
+        str | None,
+        typer.Option(
+            "--sandbox", metavar="SANDBOX", help="Run the code in a context of this running sandbox instead.", autocompletion=complete_sandboxes
+        ),
     ] = None,
     context: Annotated[
-        str | None, typer.Option("--context", metavar="ID", help="With --sandbox: in that context. (default: its language's own)")
+        str | None, typer.Option("--context", metavar="CONTEXT", help="Context of --sandbox. (default: the default context of the language)")
     ] = None,
-    save: Annotated[Path, typer.Option("--save", metavar="FOLDER", help="With --sandbox: where images go.")] = RESULTS,
+    save: Annotated[Path, typer.Option("--save", metavar="DIRECTORY", help="Directory for images of code in --sandbox.")] = DEFAULT_SAVE_DIR,
 ) -> None:
-    """Run a program in a sandbox of its own, which ends with it; with --sandbox, as a cell in a context of one that lives.
+    """Run a program in a new sandbox and remove the sandbox when the program ends.
 
-    Standard input, output and error are the program's, and so is the exit status: 128 + N for signal N, 124 when the time was up. 125 means
-    that Sandlot failed and says why on standard error. A cell has no standard input; variables stay, results are printed and images saved.
+    Standard input, output and error and the exit status are the program's: 128 + N after signal N, 124 after the timeout. 125 means that Sandlot
+    failed. With --sandbox, code runs in a context of a running sandbox: variables persist, results are printed, and images are saved; there is no
+    standard input.
     """
     from sandlot.cli.passthrough import run_until_signal
 
     if sandbox is not None:
-        if args or files or template or cpus or memory:
-            raise typer.BadParameter("A cell in a sandbox that lives takes no arguments, files, template or limits.")
-        text, language = cell(file, code)
-        cells = Cells(language if context is None else None, context, timeout, pairs(env, "--env"), save)
-        raise typer.Exit(run_until_signal(_run_cell(sandbox, text, cells)))
+        if args or uploads or template or cpus or memory:
+            raise typer.BadParameter("It cannot be combined with ARGS, --file, --template, --cpus or --memory.", param_hint="--sandbox")
+        text, language = read_code(file, code)
+        options = CellOptions(language if context is None else None, context, timeout, as_dict(env), save)
+        raise typer.Exit(run_until_signal(_run_code(sandbox, text, options)))
     if context is not None:
-        raise typer.BadParameter("--context is one of a sandbox that lives: give --sandbox too.")
-    job = plan(file, code, args or (), files or (), unbuffered=sys.stdout.isatty())
-    raise typer.Exit(run_until_signal(_run(job, template, pairs(env, "--env"), timeout, cpus, memory)))
+        raise typer.BadParameter("It needs --sandbox.", param_hint="--context")
+    job = plan(file, code, args or (), uploads or (), unbuffered=sys.stdout.isatty())
+    raise typer.Exit(run_until_signal(_run_job(job, template, as_dict(env), timeout, cpus, memory)))
 
 
 def execute(
     *,
     sandbox: SandboxId,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and arguments, behind an optional '--'. No shell sees them.")],
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable; may be given again.")] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", "-w", metavar="FOLDER", help="Folder to run in. (default: /workspace)")] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="'user' or 'root'. (default: user)")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="End it after that long. (default: never)")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", metavar="WORD", help="A word of your own by which `sandlot ps` tells it.")] = None,
-    no_stdin: Annotated[bool, typer.Option("--no-stdin", "-n", help="Leave our standard input alone.")] = False,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Program and arguments, after an optional '--'; no shell interprets them.")],
+    env: Env = None,
+    cwd: Cwd = None,
+    user: User = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the command is killed. (default: no limit)")
+    ] = None,
+    tag: Tag = None,
+    no_stdin: Annotated[bool, typer.Option("--no-stdin", help="Do not send standard input.")] = False,
 ) -> None:
-    """Run a command in a sandbox that lives.
+    """Run a command in a running sandbox.
 
-    Standard input, output and error are the command's, and so is the exit status, as with `sandlot run`.
+    Standard input, output and error and the exit status are the command's, as with `sandlot run`. Use a shell with `-- bash -c 'a | b'`.
     """
     from sandlot.cli.passthrough import run_until_signal
 
     argv = command[1:] if command[0] == "--" else command
     if not argv:
-        raise typer.BadParameter("Nothing to run: give a COMMAND.")
-    raise typer.Exit(run_until_signal(_execute(sandbox, argv, pairs(env, "--env"), cwd, user, timeout, tag, feed=not no_stdin)))
+        raise typer.BadParameter("Nothing to run. Pass a COMMAND.")
+    raise typer.Exit(run_until_signal(_execute(sandbox, argv, as_dict(env), cwd, user, timeout, tag, feed=not no_stdin)))
 
 
-async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: float, cpus: float | None, memory: str | None) -> int:
-    from sandlot.cli.progress import building
-    from sandlot.model.specs import MAX_TIMEOUT_S
+def shell_hint(sandbox: str, argv: Sequence[str]) -> str | None:
+    """Return a hint for a program that was not found, if its name is a shell command line."""
+    if len(argv) != 1 or SHELL_SYNTAX.isdisjoint(argv[0]):
+        return None
+    return f"No shell interprets the command. Run `sandlot exec {sandbox} -- bash -c {shlex.quote(argv[0])}`."
+
+
+async def _run_job(job: Job, template: str | None, env: Mapping[str, str], timeout_s: float, cpus: float | None, memory: int | None) -> int:
+    from sandlot.cli.progress import show_build
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
     lifetime_s = min(timeout_s + SLACK_S, MAX_TIMEOUT_S)
     async with AsyncClient() as client:
-        async with building(client, template):
+        async with show_build(client, template):
             created = await AsyncSandbox.create(template, timeout=lifetime_s, envs=env, cpus=cpus, memory=memory, client=client)
         async with created as sandbox:
             for source, target in job.uploads:
@@ -175,19 +200,19 @@ async def _run(job: Job, template: str | None, env: dict[str, str], timeout_s: f
             return await _pass_through(sandbox, job.argv, timeout_s=timeout_s)
 
 
-async def _run_cell(sandbox_id: str, code: str | None, cells: Cells) -> int:
-    from sandlot.cli.repl.session import piped, run_cell
+async def _run_code(sandbox_id: str, code: str | None, options: CellOptions) -> int:
+    from sandlot.cli.repl.session import read_standard_input, run_cell
     from sandlot.sdk import AsyncClient, AsyncSandbox
 
-    text = await piped() if code is None else code
+    text = await read_standard_input() if code is None else code
     async with AsyncClient() as client:
-        return (await run_cell(await AsyncSandbox.connect(sandbox_id, client=client, resume=False), text, cells)).exit_code
+        return (await run_cell(await AsyncSandbox.connect(sandbox_id, client=client, resume=False), text, options)).exit_code
 
 
 async def _execute(
     sandbox_id: str,
     argv: list[str],
-    env: dict[str, str],
+    env: Mapping[str, str],
     cwd: str | None,
     user: str | None,
     timeout_s: float | None,
@@ -195,13 +220,18 @@ async def _execute(
     *,
     feed: bool,
 ) -> int:
+    from sandlot.cli.output import note
     from sandlot.sdk import AsyncSandbox
 
     sandbox = await AsyncSandbox.connect(sandbox_id, resume=False)
     try:
-        return await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, tag=tag, feed=feed)
+        status = await _pass_through(sandbox, argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, tag=tag, feed=feed)
     finally:
         await sandbox.aclose()
+    hint = shell_hint(sandbox_id, argv) if status == PROGRAM_NOT_FOUND else None
+    if hint is not None:
+        note(f"  {hint}")
+    return status
 
 
 async def _pass_through(
@@ -209,14 +239,14 @@ async def _pass_through(
     argv: Sequence[str],
     *,
     timeout_s: float | None,
-    env: dict[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     user: str | None = None,
     tag: str | None = None,
     feed: bool = True,
 ) -> int:
     from sandlot.cli.passthrough import emit, exit_status, failure_status, standard_input
-    from sandlot.model.errors import SandlotError
+    from sandlot.sdk import SandlotError
 
     stdin = standard_input() if feed else None
     try:
@@ -229,14 +259,14 @@ async def _pass_through(
     return exit_status(result, timeout_s)
 
 
-def _upload(word: str) -> tuple[Path, str]:
-    """``HOST:GUEST``, or ``HOST`` alone, which keeps its name."""
-    host, colon, guest = word.rpartition(":")
+def _parse_upload(text: str) -> tuple[Path, str]:
+    """Parse ``LOCAL:PATH``, or ``LOCAL`` for a copy of the same name."""
+    local, colon, guest = text.rpartition(":")
     if not colon:
-        host, guest = word, ""
-    path = Path(host)
+        local, guest = text, ""
+    path = Path(local)
     if not path.exists():
-        raise typer.BadParameter(f"--file {word!r}: there is no file {host!r} here.")
+        raise typer.BadParameter(f"{local} does not exist.", param_hint="--file")
     if guest in {"", "."} or guest.endswith("/"):
         guest += path.absolute().name
     return path, str(PurePosixPath(WORKSPACE, guest))

@@ -1,111 +1,96 @@
-"""``sandlot snapshot``: sandboxes as they were at a moment, to start others from."""
+"""``sandlot snapshot``: create, list, inspect and delete snapshots.
+
+The SDK is imported inside the commands, so that ``--help`` and shell completion start quickly.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sandlot.cli.options import InJson, SandboxId, asking, snapshot_names
-from sandlot.cli.output import age, as_json, note, size, table, visible
+from sandlot.cli.bulk import run_for_each
+from sandlot.cli.options import JsonOutput, Limit, Quiet, SandboxId, complete_snapshots, query_client
+from sandlot.cli.output import age, as_json, note, print_ids, size, table
 
-if TYPE_CHECKING:
-    from sandlot.sdk import SnapshotInfo
+snapshots = typer.Typer(help="Create, list, inspect and delete snapshots.", no_args_is_help=True)
 
-snapshots = typer.Typer(help="Sandboxes as they were at a moment, to start others from.", no_args_is_help=True)
-
-Named = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The snapshot, by its id or its name.", autocompletion=snapshot_names)]
+SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id or name.", autocompletion=complete_snapshots)]
+SnapshotNames = Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="Snapshot ids or names.", autocompletion=complete_snapshots)]
 
 
 @snapshots.command("create")
 def create(
     *,
     sandbox: SandboxId,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it; no two of yours have one name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name; unique among your snapshots.")] = None,
     kind: Annotated[
-        str, typer.Option("--kind", metavar="KIND", help="memory (memory and files) or files (what starts from it boots, and finds the files).")
+        str,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="'memory': save memory and files; new sandboxes continue all programs. 'files': save files only; new sandboxes boot.",
+        ),
     ] = "memory",
-    in_json: InJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Keep what a sandbox is at this moment, and print the snapshot's id. The sandbox goes on."""
+    """Save a sandbox's memory and files, or its files only.
+
+    The sandbox does not change. Prints the snapshot's id.
+    """
     from sandlot.sdk import Sandbox
 
-    with asking() as client:
-        made = Sandbox.connect(sandbox, client=client, resume=False).snapshot(name, kind)
-    if in_json:
-        typer.echo(as_json(made))
+    with query_client() as client:
+        snapshot = Sandbox.connect(sandbox, client=client, resume=False).snapshot(name, kind)
+    if json_output:
+        typer.echo(as_json(snapshot))
     else:
-        note(f"sandlot: {size(made.size_bytes)} on the service's disk")
-        typer.echo(made.id)
+        note(f"sandlot: the snapshot uses {size(snapshot.size_bytes)} of disk space")
+        typer.echo(snapshot.id)
 
 
 @snapshots.command("ls")
 def ls(
     *,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="So many at most.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The ids only.")] = False,
-    in_json: InJson = False,
+    limit: Limit = None,
+    quiet: Quiet = False,
+    json_output: JsonOutput = False,
 ) -> None:
-    """List the snapshots that there are, oldest first."""
+    """List snapshots, oldest first."""
     from sandlot.sdk import Client
 
+    # Client() starts a stopped local service: snapshots, unlike sandboxes, exist while no service runs.
     with Client() as client:
         found = client.snapshots.list(limit=limit)
-    if in_json:
+    if json_output:
         typer.echo(as_json(found))
     elif quiet:
-        for each in found:
-            typer.echo(each.id)
+        print_ids(found)
     elif found:
-        rows = [
-            [each.id, each.name or "-", each.kind, each.template, each.isolation, size(each.size_bytes), age(each.created_at), each.sandbox]
-            for each in found
-        ]
-        table(["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "FROM"], rows)
+        table(
+            ["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "SANDBOX"],
+            [
+                [each.id, each.name or "-", each.kind, each.template, each.isolation, size(each.size_bytes), age(each.created_at), each.sandbox]
+                for each in found
+            ],
+        )
     else:
-        note("There is no snapshot; `sandlot snapshot create ID` takes one.")
+        note("No snapshots. Take one with `sandlot snapshot create SANDBOX`.")
 
 
 @snapshots.command("info")
-def info(*, snapshot: Named, in_json: InJson = False) -> None:
-    """Look at a snapshot: what it was taken of, and what it takes."""
+def info(*, snapshot: SnapshotName, json_output: JsonOutput = False) -> None:
+    """Show one snapshot."""
     from sandlot.sdk import Client
 
     with Client() as client:
         found = client.snapshots.get(snapshot)
-    if in_json:
+    if json_output:
         typer.echo(as_json(found))
         return
-    rows = [[name, value] for name, value in _facts(found).items() if value]
-    table(["FACT", "VALUE"], rows)
-
-
-@snapshots.command("rm")
-def rm(*, snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="By id or name.", autocompletion=snapshot_names)]) -> None:
-    """Remove snapshots; sandboxes that were started from them live on.
-
-    Prints each as it was given.
-    """
-    from sandlot.model.errors import SandlotError
-    from sandlot.sdk import Client
-
-    failed = False
-    with Client() as client:
-        for each in snapshots:
-            try:
-                client.snapshots.delete(each)
-            except SandlotError as error:
-                note(f"sandlot: {each}: {error}")
-                failed = True
-            else:
-                typer.echo(visible(each))
-    raise typer.Exit(1 if failed else 0)
-
-
-def _facts(found: SnapshotInfo) -> dict[str, str]:
-    return {
+    details = {
         "id": found.id,
-        "name": found.name or "",
+        "name": found.name,
         "kind": found.kind,
         "sandbox": found.sandbox,
         "template": found.template,
@@ -113,5 +98,18 @@ def _facts(found: SnapshotInfo) -> dict[str, str]:
         "size": size(found.size_bytes),
         "age": age(found.created_at),
         "node": found.node,
-        "problem": found.problem or "",
+        "problem": found.problem,
     }
+    table(["FIELD", "VALUE"], [[field, value] for field, value in details.items() if value])
+
+
+@snapshots.command("rm")
+def rm(*, names: SnapshotNames) -> None:
+    """Delete snapshots. Sandboxes started from them are not affected.
+
+    Prints each deleted snapshot as it was given. Exits with status 1 if any could not be deleted.
+    """
+    from sandlot.sdk import Client
+
+    with Client() as client:
+        run_for_each(names, client.snapshots.delete)

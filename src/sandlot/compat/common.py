@@ -35,7 +35,7 @@ TEMPLATE_KEY: Final = "sandlot.api.template"
 SESSION: Final = "session"
 """Value of the label ``PURPOSE_KEY`` of a sandbox that a vendor's client knows as a session."""
 
-CREATE_KEYS: Final = "Create API keys on the server: sandlot keys create --name NAME."
+CREATE_KEYS: Final = "Create API keys on the server: sandlot key create NAME."
 """Hint for the vendors' calls that create keys."""
 MAX_ENTRIES: Final = 20_000
 """Maximum number of entries of a directory that is listed without pages."""

@@ -5,5 +5,5 @@
 - The *guest layer* is the content of ``/.sandlot`` in every sandbox: the guest's own interpreter and the guest itself.
 - A *root* is a folder that combines an image and a guest layer by hard links. Drivers start sandboxes from roots.
 
-Build images with ``python -m sandlot.images build NAME`` in a shell, or with :class:`sandlot.images.store.ImageStore` in Python.
+Build images with ``sandlot image build NAME`` in a shell, or with :class:`sandlot.images.store.ImageStore` in Python.
 """

@@ -208,7 +208,7 @@ class ImageStore:
             NotFoundError: No build result has this key.
         """
         if not sum(builds.remove(key) for builds in self._caches()):
-            raise NotFoundError(f"No build result in {self._cache} has the key {key}.", hint="Run `python -m sandlot.images list` to list all keys.")
+            raise NotFoundError(f"No build result in {self._cache} has the key {key}.", hint="Run `sandlot image ls` to list all keys.")
 
     def prune(self, keep: Collection[str] = ()) -> int:
         """Remove all build results that neither the known recipes nor this version's guest need, and incomplete builds of dead processes.

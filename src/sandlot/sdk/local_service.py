@@ -209,7 +209,7 @@ def _check_user() -> None:
         raise HostError(
             "No Sandlot service is configured, and only root can start one: sandboxes need cgroups, mounts and namespaces of this machine.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Run this as root (sudo), or set SANDLOT_URL and SANDLOT_API_KEY of a service (`sudo sandlot serve`, `sudo sandlot keys create`).",
+            hint="Run this as root (sudo), or set SANDLOT_URL and SANDLOT_API_KEY of a service (`sudo sandlot serve`, `sudo sandlot key create`).",
         )
 
 

@@ -84,7 +84,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise ConflictError(
                 f"Process {pid} already serves the data directory {folder}.",
                 code=ErrorCode.CONFLICT,
-                hint="Use the running service, stop it with `sandlot stop`, or set SANDLOT_DATA_DIR to another directory.",
+                hint="Use the running service, stop it with `sandlot service stop`, or set SANDLOT_DATA_DIR to another directory.",
                 fields={"pid": pid},
             ) from None
         os.ftruncate(fd, 0)
@@ -104,7 +104,7 @@ def check_format(folder: Path) -> None:
     """
     file = folder / FORMAT
     try:
-        lock = lock_folder(folder)  # `sandlot keys` may open a new directory at the same time
+        lock = lock_folder(folder)  # `sandlot key` may open a new directory at the same time
         try:
             text = file.read_text("ascii", "replace").strip() if file.exists() else None
             if text is None and not any((folder / name).exists() for name in (NODE, DATABASE)):

@@ -77,7 +77,7 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
 """Path parameter -> its description and an example, for routes that do not describe the parameter."""
 
 SECURITY = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "API key. `sandlot keys create --name NAME` prints a new one."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "API key. `sandlot key create NAME` prints a new one."},
     "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "API key, for clients that cannot send `Authorization`."},
 }
 

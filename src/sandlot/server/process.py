@@ -2,8 +2,8 @@
 
 Invariants:
 - The service adopts the sandboxes that an earlier service left. A request to such a sandbox waits until the sandbox is adopted.
-- SIGTERM, SIGINT, SIGHUP, ``sandlot stop`` and the idle timeout end the service in the same way: it accepts no new connections, running calls get an
-  error, and the exit code is 0. The sandboxes keep running for the next service, also after a second signal, which ends the process at once.
+- SIGTERM, SIGINT, SIGHUP, ``sandlot service stop`` and the idle timeout end the service in the same way: it accepts no new connections, running calls
+  get an error, and the exit code is 0. The sandboxes keep running for the next service, also after a second signal, which ends the process at once.
 - A running service has its own control group and is the last process that the kernel kills when memory runs out (``host/service_cgroup.py``).
 """
 

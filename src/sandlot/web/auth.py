@@ -113,7 +113,7 @@ async def authenticate(
         raise AuthenticationError(
             "The request has no API key.",
             code=ErrorCode.UNAUTHENTICATED,
-            hint="Send 'Authorization: Bearer KEY'. Create a key on the server with 'sandlot keys create --name NAME'.",
+            hint="Send 'Authorization: Bearer KEY'. Create a key on the server with 'sandlot key create NAME'.",
         )
     principal = keys.verify(secret)
     if principal is None:

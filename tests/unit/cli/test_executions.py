@@ -1,20 +1,18 @@
-"""What ran and what happened, as a terminal shows it: short, on one line, and without commands to the terminal."""
+"""``sandlot execution``: runs as short lines of text without control characters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Self
 
 import pytest
 
-from sandlot.cli import history
+from sandlot.cli import executions
 from sandlot.cli.main import dispatch
-from sandlot.sdk import EventInfo, ExecutionInfo
+from sandlot.sdk import ExecutionInfo
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 EVIL = "\x1b[2J\nnext"
-EVENTS = [EventInfo(1, "sandbox.created", AT, "sb-a", "local", {"name": EVIL, "none": None}), EventInfo(2, "sandbox.ended", AT, "sb-a")]
 RUNS = [
     ExecutionInfo("e1", "sb-a", "code", "ok", AT, language="python", code=f"print(1){EVIL}", stdout=f"1{EVIL}\n", duration_s=0.123),
     ExecutionInfo("e2", "sb-a", "command", "exited", AT, argv=("/bin/bash", "-c", "x" * 100), exit_code=3, duration_s=1),
@@ -23,7 +21,7 @@ RUNS = [
 
 
 class Service:
-    """What the commands ask of a client, without one."""
+    """The part of a client that the commands use."""
 
     def __enter__(self) -> Self:
         return self
@@ -31,22 +29,12 @@ class Service:
     def __exit__(self, *_: object) -> None: ...
 
     @property
-    def events(self) -> Self:
-        return self
-
-    def follow(self, **_: object) -> Iterator[EventInfo]:
-        return iter(EVENTS)
-
-    @property
     def executions(self) -> Runs:
         return Runs()
 
-    def iter(self, **_: object) -> Iterator[EventInfo]:
-        return iter(EVENTS)
-
 
 class Runs:
-    """Its log of runs."""
+    """A log of runs."""
 
     def list(self, **_: object) -> list[ExecutionInfo]:
         return RUNS
@@ -57,7 +45,7 @@ class Runs:
 
 @pytest.fixture(autouse=True)
 def _service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "asking", Service)
+    monkeypatch.setattr(executions, "query_client", Service)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -67,8 +55,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return out
 
 
-def test_what_ran_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "executions").splitlines()
+def test_runs_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "execution", "ls").splitlines()
     assert len(lines) == 4
     assert lines[1].endswith("print(1)\\x1b[2J\\nnext")
     assert "ok" in lines[1].split()
@@ -78,14 +66,7 @@ def test_what_ran_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[3].endswith("sleep 1")
 
 
-def test_one_run_is_told_with_all_that_it_wrote(capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "executions", "e1")
+def test_info_prints_code_and_output(capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "execution", "info", "e1")
     assert "\nCODE\nprint(1)\\x1b[2J\nnext\n" in told
     assert told.endswith("\nSTDOUT\n1\\x1b[2J\nnext\n")
-
-
-def test_what_happened_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, count in ((("events",), 3), (("events", "-f"), 2), (("events", "-f", "--limit", "1"), 1)):
-        lines = said(capsys, *arguments).splitlines()
-        assert len(lines) == count
-        assert any("sandbox.created" in line and line.endswith("name=\\x1b[2J\\nnext") for line in lines)

@@ -1,4 +1,4 @@
-"""Which side of `sandlot cp` is which."""
+"""Locations of ``sandlot cp``."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.cli import copy
-from sandlot.cli.copy import Place, place
+from sandlot.cli.files import CopyLocation, local_target, parse_location
 
 ID = "sb-abcd-abcdefghijklmnop"
 
 
-def test_a_place(subtests: pytest.Subtests) -> None:
+def test_location_of_a_sandbox_or_of_this_machine(subtests: pytest.Subtests) -> None:
     for word, expected in (
-        (f"{ID}:/a/b", Place("/a/b", ID)),
-        (f"{ID}:b", Place("/workspace/b", ID)),
-        (f"{ID}:b/", Place("/workspace/b", ID, into=True)),
-        (f"{ID}:", Place("/workspace", ID, into=True)),
-        (f"{ID}:.", Place("/workspace", ID, into=True)),
-        (f"{ID}:a:b", Place("/workspace/a:b", ID)),
-        ("a:b", Place("a:b")),
-        ("sb-abcd:x", Place("sb-abcd:x")),
-        ("/a/b/", Place("/a/b/", into=True)),
-        (ID, Place(ID)),
+        (f"{ID}:/a/b", CopyLocation("/a/b", ID)),
+        (f"{ID}:b", CopyLocation("/workspace/b", ID)),
+        (f"{ID}:b/", CopyLocation("/workspace/b", ID, is_directory=True)),
+        (f"{ID}:", CopyLocation("/workspace", ID, is_directory=True)),
+        (f"{ID}:.", CopyLocation("/workspace", ID, is_directory=True)),
+        (f"{ID}:a:b", CopyLocation("/workspace/a:b", ID)),
+        ("name:b", CopyLocation("/workspace/b", "name")),
+        ("./a:b", CopyLocation("./a:b")),
+        ("/a:b", CopyLocation("/a:b")),
+        (":b", CopyLocation(":b")),
+        ("/a/b/", CopyLocation("/a/b/", is_directory=True)),
+        (ID, CopyLocation(ID)),
     ):
         with subtests.test(word=word, expected=expected):
-            assert place(word) == expected
+            assert parse_location(word) == expected
 
 
-def test_a_folder_takes_in_what_is_copied_and_nothing_lies_beside_it(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_copy_into_a_directory_stays_inside_it(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for word, name in (("b", "b"), ("a/b/", "b"), ("..", ""), ("a/..", "workspace"), ("/a/b/../..", ""), ("/", ""), ("../../x", "x")):
         for slash in ("", "/"):
             with subtests.test(word=word, name=name, slash=slash):
-                assert copy.on_this_machine(place(f"{ID}:{word}"), place(f"{tmp_path}{slash}")) == tmp_path / name
+                assert local_target(parse_location(f"{ID}:{word}"), parse_location(f"{tmp_path}{slash}")) == tmp_path / name

@@ -1,4 +1,4 @@
-"""``sandlot keys``: the same with a service that runs and without one."""
+"""``sandlot key``, with a running service and without one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Command:
 
     def __call__(self, *arguments: str, status: int = 0) -> str:
         self._capsys.readouterr()
-        assert dispatch(["keys", *arguments]) == status
+        assert dispatch(["key", *arguments]) == status
         out, err = self._capsys.readouterr()
         assert (status == 0) or err.startswith("sandlot: ")
         return out
@@ -77,16 +77,16 @@ async def at(tmp_path: Path, keys: Command) -> AsyncIterator[Bench]:
 
 def everything(keys: Command) -> None:
     """What is tried in both cases."""
-    secret = keys("create", "--name", "plain").splitlines()[-1]
+    secret = keys("create", "plain").splitlines()[-1]
     assert secret.startswith("sandlot_")
-    made = json.loads(keys("create", "--name", "bound", *BOUNDS, "--json"))
+    made = json.loads(keys("create", "bound", *BOUNDS, "--json"))
     assert made["quota"] == asdict(BOUND)
     assert made["operator"] is False
-    boss = json.loads(keys("create", "--name", "boss", "--operator", "--json"))
+    boss = json.loads(keys("create", "boss", "--operator", "--json"))
     assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
-    free = json.loads(keys("create", "--name", "free", "--max-sandboxes", "-1", "--max-pools", "-1", "--json"))
+    free = json.loads(keys("create", "free", "--max-sandboxes", "-1", "--max-pools", "-1", "--json"))
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
-    e2b = json.loads(keys("create", "--name", "old", "--e2b", "--expires", "2999-01-01T00:00:00Z", "--json"))
+    e2b = json.loads(keys("create", "old", "--e2b", "--expires", "2999-01-01T00:00:00Z", "--json"))
     assert re.fullmatch("e2b_[0-9a-f]{64}", e2b["key"])
     assert e2b["expires_at"] == "2999-01-01T00:00:00+00:00"
     assert keys("update", "old", "--name", "older", "--expires", "never", "--max-cpus", "1", "--max-sandboxes", "-1").strip() == e2b["id"]
@@ -97,15 +97,15 @@ def everything(keys: Command) -> None:
     keys("update", "old", status=1)
     keys("update", "older", "--name", "plain", status=1)
     keys("update", "older", "--expires", "soon", status=2)
-    keys("revoke", "older")
-    keys("create", "--name", "plain", status=1)
-    keys("create", "--name", "no name", status=1)
-    keys("create", "--name", "x", "--max-network", "open", status=2)
-    keys("create", "--name", "x", "--max-memory", "much", status=1)
-    listed = json.loads(keys("list", "--json"))
+    keys("rm", "older")
+    keys("create", "plain", status=1)
+    keys("create", "no name", status=1)
+    keys("create", "x", "--max-network", "open", status=2)
+    keys("create", "x", "--max-memory", "much", status=2)
+    listed = json.loads(keys("ls", "--json"))
     assert [each["name"] for each in listed] == ["plain", "bound", "boss", "free"]
     assert secret not in json.dumps(listed)
-    lines = [line.split() for line in keys("list").splitlines()]
+    lines = [line.split() for line in keys("ls").splitlines()]
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"]
     assert [(line[1], line[2], line[5]) for line in lines[1:]] == [
         ("plain", "no", "sandboxes=50,pools=4"),
@@ -113,14 +113,15 @@ def everything(keys: Command) -> None:
         ("boss", "yes", "-"),
         ("free", "no", "-"),
     ]
-    assert keys("revoke", "plain").strip() == listed[0]["id"]
-    keys("revoke", "plain", status=1)
-    assert json.loads(keys("revoke", listed[1]["id"], "--json")) == {"revoked": listed[1]["id"]}
-    assert [each["name"] for each in json.loads(keys("list", "--json"))] == ["boss", "free"]
+    assert keys("rm", "plain").strip() == listed[0]["id"]
+    keys("rm", "plain", status=1)
+    assert keys("ls", "-q").split() == [each["id"] for each in listed[1:]]
+    assert keys("rm", listed[1]["id"]).strip() == listed[1]["id"]
+    assert [each["name"] for each in json.loads(keys("ls", "--json"))] == ["boss", "free"]
 
 
 def test_without_a_service(keys: Command) -> None:
-    assert keys("list") == ""
+    assert keys("ls") == ""
     everything(keys)
 
 
@@ -130,9 +131,9 @@ async def test_with_a_service(at: Bench, keys: Command) -> None:
 
 
 async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> None:
-    secret = (await asyncio.to_thread(keys, "create", "--name", "a")).splitlines()[-1]
+    secret = (await asyncio.to_thread(keys, "create", "a")).splitlines()[-1]
     assert at.service.api_keys.verify(secret) is not None
-    await asyncio.to_thread(keys, "revoke", "a")
+    await asyncio.to_thread(keys, "rm", "a")
     assert at.service.api_keys.verify(secret) is None
 
 
@@ -163,7 +164,7 @@ def test_a_change_on_the_store_is_seen_by_a_service_within_a_second(tmp_path: Pa
         drivers = {"gvisor": MemoryDriver()}
         # It listens on no socket, so the command writes to the database.
         async with open_service(settings, drivers=drivers, templates=MemoryTemplates(), packages=NoPackages()) as service:
-            secret = (await asyncio.to_thread(keys, "create", "--name", "late")).splitlines()[-1]
+            secret = (await asyncio.to_thread(keys, "create", "late")).splitlines()[-1]
             while service.api_keys.verify(secret) is None:  # noqa: ASYNC110 - another process's doing
                 await asyncio.sleep(0.01)
 

@@ -46,7 +46,7 @@ def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, caps
         ("pause", "pause", None),
         ("hibernate", "hibernate", None),
         ("resume", "resume", {}),
-        ("wake --timeout 60", "resume", {"timeout": 60}),
+        ("resume --timeout 60", "resume", {"timeout": 60}),
     ):
         with subtests.test(words=words, verb=verb, body=body):
             there.seen.clear()
@@ -61,7 +61,7 @@ def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, caps
 def test_a_snapshot_is_taken_and_its_id_alone_is_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(found(Reply(201, SNAPSHOT)))
     assert dispatch(["snapshot", "create", "sb-1", "--name", "mine", "--kind", "files"]) == 0
-    assert capsys.readouterr() == ("snap-1\n", "sandlot: 3M on the service's disk\n")
+    assert capsys.readouterr() == ("snap-1\n", "sandlot: the snapshot uses 3M of disk space\n")
     assert asked(there) == [("POST", "/v1/sandboxes/sb-1/snapshots", {"name": "mine", "kind": "files"})]
     assert dispatch(["snapshot", "create", "sb-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["size_bytes"] == 3 << 20
@@ -71,7 +71,7 @@ def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str])
     there.say(Reply(200, {"snapshots": [SNAPSHOT, {**SNAPSHOT, "id": "snap-2", "name": None}], "next_cursor": None}))
     assert dispatch(["snapshot", "ls"]) == 0
     heads, first, second = capsys.readouterr().out.splitlines()
-    assert heads.split() == ["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "FROM"]
+    assert heads.split() == ["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "SANDBOX"]
     assert (first.split()[:6], first.split()[-1]) == (["snap-1", "mine", "memory", "base", "gvisor", "3M"], "sb-1")
     assert second.split()[:2] == ["snap-2", "-"]
     assert dispatch(["snapshot", "ls", "-q"]) == 0
@@ -80,12 +80,12 @@ def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str])
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["mine", None]
     there.say(Reply(200, {"snapshots": [], "next_cursor": None}))
     assert dispatch(["snapshot", "ls"]) == 0
-    assert capsys.readouterr() == ("", "There is no snapshot; `sandlot snapshot create ID` takes one.\n")
+    assert capsys.readouterr() == ("", "No snapshots. Take one with `sandlot snapshot create SANDBOX`.\n")
 
 
 def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(found(Reply(201, {"sandboxes": [{**BOX, "id": "sb-2"}, {**BOX, "id": "sb-3"}]})))
-    assert dispatch(["fork", "sb-1", "-n", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
+    assert dispatch(["fork", "sb-1", "--count", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
     assert capsys.readouterr().out == "sb-2\nsb-3\n"
     body = {"count": 2, "name": "n", "metadata": {"a": "b"}, "env": {"A": "1"}, "timeout": 60}
     assert asked(there) == [("POST", "/v1/sandboxes/sb-1/forks", body)]
@@ -94,7 +94,7 @@ def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.
     capsys.readouterr()
     assert dispatch(["fork", "sb-1", "--json"]) == 0
     assert [each["id"] for each in json.loads(capsys.readouterr().out)] == ["sb-2", "sb-3"]
-    assert dispatch(["fork", "sb-1", "-n", "101"]) == 2
+    assert dispatch(["fork", "sb-1", "--count", "101"]) == 2
 
 
 def test_a_tree_is_drawn(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +103,8 @@ def test_a_tree_is_drawn(there: Script, capsys: pytest.CaptureFixture[str]) -> N
 
     branches = [branch("sb-1", None), branch("sb-2", "sb-1"), branch("sb-4", "sb-1"), branch("sb-3", "sb-2")]
     there.say(found(Reply(200, {"root": "sb-1", "sandboxes": branches})))
-    assert dispatch(["tree", "sb-2"]) == 0
+    assert dispatch(["fork-tree", "sb-2"]) == 0
     drawn = [line.partition("  -")[0].rstrip() for line in capsys.readouterr().out.splitlines()[1:]]
     assert drawn == ["sb-1", "  sb-2 *", "    sb-3", "  sb-4"]
-    assert dispatch(["tree", "sb-2", "--json"]) == 0
+    assert dispatch(["fork-tree", "sb-2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["root"] == "sb-1"

@@ -1,21 +1,54 @@
-"""The program as a whole: its help, its errors, and what it does not load."""
+"""The command tree, its help, its errors, and its imports."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from sandlot.cli.main import app, dispatch
-from sandlot.model.errors import InvalidRequestError
-from sandlot.sdk.local_service import LocalService
+from sandlot import __version__, sdk
+from sandlot.cli.app import app
+from sandlot.cli.main import dispatch
+from sandlot.sdk import InvalidRequestError, LocalService
+from tests.meta.tree import ROOT
 
-COMMANDS = tuple(command.name or "" for command in app.registered_commands) + tuple(group.name or "" for group in app.registered_groups)
+COMMANDS = {
+    *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
+    *("forward", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
+    *("context ls", "context create", "context rm", "context restart", "context interrupt"),
+    *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs rm", "fs url", "fs watch"),
+    *("snapshot create", "snapshot ls", "snapshot info", "snapshot rm"),
+    *("volume create", "volume ls", "volume info", "volume rm", "volume attach", "volume detach"),
+    *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "events"),
+    *("webhook create", "webhook ls", "webhook update", "webhook rm", "pool create", "pool ls", "pool update", "pool rm"),
+    *("key create", "key ls", "key update", "key rm", "key whoami", "serve", "service stop", "service capacity"),
+    *("template ls", "template info", "image build", "image ls", "image rm", "image prune", "doctor", "bench", "demo", "version"),
+}
+SHORT_FLAGS = {
+    "-a": {"--all"},
+    "-c": {"--code"},
+    "-e": {"--env"},
+    "-f": {"--follow"},
+    "-h": {"--help"},
+    "-l": {"--language"},
+    "-m": {"--metadata"},
+    "-n": {"--limit"},
+    "-o": {"--output"},
+    "-q": {"--quiet"},
+    "-r": {"--recursive"},
+    "-s": {"--signal"},
+    "-t": {"--template"},
+    "-u": {"--user"},
+    "-v": {"--volume"},
+    "-w": {"--cwd"},
+}
 HEAVY = {
     "httpx",
     "fastapi",
@@ -39,7 +72,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDLOT_URL", "unix:///nonexistent/sandlot.sock")
 
 
-def test_the_help_names_every_command_and_loads_nothing_heavy() -> None:
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     listing = (
         "import json, sys\nfrom sandlot.cli.main import dispatch\nstatus = dispatch(['--help'])\n"
         "print(json.dumps([status, sorted(sys.modules)]), file=sys.stderr)"
@@ -48,13 +81,95 @@ def test_the_help_names_every_command_and_loads_nothing_heavy() -> None:
     status, loaded = json.loads(done.stderr)
     assert status == 0
     assert set(loaded).isdisjoint(HEAVY)
-    assert [command for command in COMMANDS if f" {command} " not in done.stdout] == []
+    assert [command for command in COMMANDS if f" {command.split()[0]} " not in done.stdout] == []
+
+
+def test_version_imports_no_typer(subtests: pytest.Subtests) -> None:
+    script = (
+        "import sys\nfrom sandlot.cli.main import dispatch\nstatus = dispatch(sys.argv[1:])\n"
+        "assert not {'typer', 'rich', 'asyncio', 'sandlot.cli.app'} & set(sys.modules), sorted(sys.modules)\nsys.exit(status)"
+    )
+    for arguments in (["version"], ["--version"], ["version", "--json"]):
+        with subtests.test(arguments=arguments):
+            done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            expected = {"version": __version__} if "--json" in arguments else f"sandlot {__version__}\n"
+            assert (json.loads(done.stdout) if "--json" in arguments else done.stdout) == expected
+
+
+def test_commands_are_the_documented_ones() -> None:
+    assert {name for name, _ in leaves(typer.main.get_command(app))} == COMMANDS
+
+
+def test_each_short_flag_has_one_meaning() -> None:
+    meanings: dict[str, set[str]] = {}
+    for _, parameters in leaves(typer.main.get_command(app)):
+        for parameter in parameters:
+            long = {option for option in parameter.opts if option.startswith("--")}
+            for option in parameter.opts:
+                if option.startswith("-") and not option.startswith("--"):
+                    assert len(long) == 1, f"{option} of {parameter.opts}"
+                    meanings.setdefault(option, set()).update(long)
+    assert {flag: names for flag, names in SHORT_FLAGS.items() if flag != "-h"} == meanings
+
+
+def test_every_ls_prints_ids_only_on_request() -> None:
+    missing = [name for name, each in leaves(typer.main.get_command(app)) if name.split()[-1] in {"ls", "ps"} and "-q" not in options(each)]
+    assert missing == []
+
+
+def test_help_texts_begin_with_a_sentence() -> None:
+    command = typer.main.get_command(app)
+    wrong = []
+    for name in COMMANDS:
+        found = command
+        for word in name.split():
+            found = found.commands[word]  # type: ignore[attr-defined]
+        first = (found.help or "").partition("\n\n")[0]
+        if not first[:1].isupper() or not first.endswith((".", ")", "`).")):
+            wrong.append(name)
+    assert wrong == []
+
+
+OTHER_IMPORTS = {
+    "service.py": {"sandlot.server"},
+    "keys.py": {"sandlot.server", "sandlot.core.access.api_keys", "sandlot.model.access", "sandlot.model.records"},
+    "images.py": {"sandlot.images"},
+    "options.py": {"sandlot.images.recipe"},
+    "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
+    "doctor/command.py": {"sandlot.host"},
+}
+"""Imports besides public names of ``sandlot.sdk``: of commands that work on this machine and not through a service."""
+
+
+def test_only_public_names_of_the_sdk_are_imported() -> None:
+    folder = ROOT / "src" / "sandlot" / "cli"
+    offenders = []
+    for path in sorted(folder.rglob("*.py")):
+        name = str(path.relative_to(folder))
+        allowed = OTHER_IMPORTS.get(name, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [each.name for each in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            for module in modules:
+                if not module.startswith("sandlot.") or module.startswith("sandlot.cli"):
+                    continue
+                if module == "sandlot.sdk" and isinstance(node, ast.ImportFrom) and {each.name for each in node.names} <= set(sdk.__all__):
+                    continue
+                if not any(module == each or module.startswith(f"{each}.") for each in allowed):
+                    offenders.append(f"{name}: {ast.unparse(node)}")
+    assert offenders == []
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
-    for command in COMMANDS:
+    for command in sorted(COMMANDS):
         with subtests.test(command=command):
-            assert dispatch([command, "--help"]) == 0
+            assert dispatch([*command.split(), "--help"]) == 0
             assert "Usage" in capsys.readouterr().out
 
 
@@ -66,14 +181,17 @@ def test_an_error_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str], sub
         (["rm", "--all", "x"], 2),
         (["cp", "a", "b"], 2),
         (["create", "--env", "novalue"], 2),
-        (["create", "--memory", "much"], 1),
+        (["create", "--memory", "much"], 2),
         (["create", "--persistent", "--timeout", "5"], 2),
         (["ls", "--limit", "0"], 2),
         (["ls", "--metadata", "novalue"], 2),
-        (["set-timeout", "sb-x", "soon"], 2),
-        (["set-timeout", "sb-x"], 2),
+        (["update", "sb-x", "--timeout", "soon"], 2),
+        (["update", "sb-x"], 2),
+        (["forward", "sb-x", "80:x"], 2),
+        (["key", "create", "a", "--expires", "soon"], 2),
+        (["volume", "attach", "sb-x", "data"], 2),
         (["ls"], 1),
-        (["stop"], 2),
+        (["service", "stop"], 2),
         (["run"], 125),
         (["run", "--nonsense"], 125),
         (["run", "--timeout", "soon", "-c", "1"], 125),
@@ -92,7 +210,7 @@ def test_an_error_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str], sub
 
 
 def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sandlot.cli.sandboxes._listed", lambda **_: 1 / 0)
+    monkeypatch.setattr("sandlot.cli.sandboxes._list_sandboxes", lambda **_: 1 / 0)
     assert dispatch(["ls"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.setenv("SANDLOT_DEBUG", "1")
@@ -109,48 +227,55 @@ def test_no_service_is_started_only_to_be_asked(
     monkeypatch.delenv("SANDLOT_URL")
     monkeypatch.setenv("SANDLOT_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr("sandlot.sdk.local_service.LocalService.ensure", started)
-    for command in ("info sb-x", "set-timeout sb-x 5", "usage sb-x", "limit sb-x --pids 20", "rm sb-x", "capacity"):
+    for command in ("info sb-x", "update sb-x --timeout 5", "usage sb-x", "rm sb-x", "service capacity"):
         with subtests.test(command=command):
             assert dispatch(command.split()) == 1
             assert "sandlot create" in capsys.readouterr().err
             assert not (tmp_path / "data").exists()
 
 
-PLAIN = {
-    *("run", "exec", "install", "repl", "shell", "fs cat"),  # a program's own output, or a file
-    *(
-        "rm",
-        "kill",
-        "contexts rm",
-        "contexts restart",
-        "contexts interrupt",
-        "fs mkdir",
-        "fs mv",
-        "fs rm",
-        "fs url",
-        "files rm",
-        "pool rm",
-        *("volume rm", "volume attach", "volume detach"),
-        "webhooks rm",
-        *("pause", "resume", "hibernate", "wake", "snapshot rm", "promote"),
-    ),  # one word a line, or nothing
+WITHOUT_JSON = {
+    *("run", "exec", "install", "repl", "shell", "fs cat"),  # output of a program, or a file
+    *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs rm", "fs url", "store rm"),
+    *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
+    *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
     *("demo", "serve", "forward"),
 }
-"""What is for programs as it is."""
 
 
-def leaves(command: object, *path: str) -> Iterator[tuple[str, set[str]]]:
+def leaves(command: object, *path: str) -> Iterator[tuple[str, list[Any]]]:
     below: dict[str, object] = getattr(command, "commands", {})
     if not below:
-        yield " ".join(path), {option for each in getattr(command, "params", ()) for option in each.opts}
+        yield " ".join(path), list(getattr(command, "params", ()))
     for name, each in below.items():
         yield from leaves(each, *path, name)
 
 
-def test_what_prints_data_prints_it_as_json_as_well() -> None:
-    known = dict(leaves(typer.main.get_command(app)))
-    assert known.keys() >= PLAIN
-    assert {name for name, options in known.items() if "--json" not in options} == PLAIN
+def options(parameters: Iterable[Any]) -> set[str]:
+    return {option for each in parameters for option in each.opts}
+
+
+def test_commands_that_print_data_have_json() -> None:
+    known = {name: options(each) for name, each in leaves(typer.main.get_command(app))}
+    assert known.keys() >= WITHOUT_JSON
+    assert {name for name, given in known.items() if "--json" not in given} == WITHOUT_JSON
+
+
+def test_errors_of_values_name_the_option(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+    for arguments, option in (
+        ("create --env novalue", "--env"),
+        ("create --memory much", "--memory"),
+        ("create --volume data", "--volume"),
+        ("create -v a:/x -v b:/x", "--volume"),
+        ("key create a --expires soon", "--expires"),
+        ("key create a --max-memory much", "--max-memory"),
+        ("bench --only nonsense", "--only"),
+        ("create --persistent --timeout 5", "--persistent"),
+        ("forward sb-x 80:x", "[LOCAL:]PORT"),
+    ):
+        with subtests.test(arguments=arguments):
+            assert dispatch(arguments.split()) == 2
+            assert option in capsys.readouterr().err.partition("\n")[0]
 
 
 def test_the_shell_completes_commands_and_templates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +292,6 @@ def test_an_error_from_inside_does_not_reach_the_terminal_as_it_is(monkeypatch: 
     def fails(**_: object) -> None:
         raise InvalidRequestError("\x1b[2J\nsandlot: fine", hint="\x9b2J")
 
-    monkeypatch.setattr("sandlot.cli.sandboxes._listed", fails)
+    monkeypatch.setattr("sandlot.cli.sandboxes._list_sandboxes", fails)
     assert dispatch(["ls"]) == 1
     assert capsys.readouterr().err.splitlines() == ["sandlot: \\x1b[2J", "    sandlot: fine", "  \\x9b2J"]

@@ -1,4 +1,4 @@
-"""Words out of arguments, and tables."""
+"""Tables, sizes, ages, JSON and escaping."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import typer
 
-from sandlot.cli.output import Legible, age, as_json, note, pairs, size, table, visible
+from sandlot.cli.output import ControlCharacterFilter, age, as_json, note, size, table, visible
 from sandlot.model.specs import Limits
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-def test_what_is_no_pair_is_refused_by_the_options_name(subtests: pytest.Subtests) -> None:
-    for word in ("A", "=1", ""):
-        with subtests.test(word=word), pytest.raises(typer.BadParameter, match="--env"):
-            pairs([word], "--env")
 
 
 def test_age(subtests: pytest.Subtests) -> None:
@@ -47,7 +40,7 @@ def test_lines_of_a_sandbox_are_shown_without_what_commands_the_terminal(subtest
     for step in (1, 2, 3, 1000):
         with subtests.test(step=step):
             raw = "plain é 😀\ttab\r\n\x1b]52;c;cm0=\x07 \x9b2J \u202eback".encode() + b" \xff\n\xf0\x9f"
-            shown = Legible()
+            shown = ControlCharacterFilter()
             got = b"".join(shown.feed(raw[at : at + step]) for at in range(0, len(raw), step)) + shown.feed(b"", last=True)
             assert got.decode() == "plain é 😀\ttab\r\n\\x1b]52;c;cm0=\\x07 \\x9b2J \\u202eback \\xff\n\\xf0\\x9f"
 

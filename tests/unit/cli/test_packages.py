@@ -29,7 +29,7 @@ def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytes
 def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(200, SANDBOX), events(("started", {"id": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
     assert dispatch(["install", ID, "six", "--timeout", "1"]) == 124
-    assert "after its 1 s" in capfd.readouterr().err
+    assert "timeout of 1 s" in capfd.readouterr().err
 
 
 def test_what_is_refused_is_a_failure_of_ours(there: Script, capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,15 +40,15 @@ def test_ls_tells_what_waits_and_how_many_requests_were_answered(there: Script, 
     assert json.loads(capsys.readouterr().out)[0]["claims"]["warm"] == 3
 
 
-def test_set_needs_something_to_set(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["pool", "set", "base"]) == 2
+def test_update_needs_something_to_change(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["pool", "update", "base"]) == 2
     assert there.seen == []
     there.say(Reply(200, POOL))
-    assert dispatch(["pool", "set", "base", "--warm", "2"]) == 0
+    assert dispatch(["pool", "update", "base", "--warm", "2"]) == 0
     assert there.seen[-1].json() == {"warm": 2}
     assert capsys.readouterr().out.splitlines()[1].split() == ["pool-abcdefghijkl", "2", "4", "1"]
     there.say(Reply(200, POOL))
-    assert dispatch(["pool", "set", "base", "--metadata", "team=red", "--metadata", "for=tests"]) == 0
+    assert dispatch(["pool", "update", "base", "--metadata", "team=red", "--metadata", "for=tests"]) == 0
     assert there.seen[-1].json() == {"metadata": {"team": "red", "for": "tests"}}
-    assert dispatch(["pool", "set", "base", "--metadata", "team"]) == 2
+    assert dispatch(["pool", "update", "base", "--metadata", "team"]) == 2
     assert len(there.seen) == 2

@@ -1,4 +1,4 @@
-"""``sandlot execute``: what it sends, what it shows, and its exit status."""
+"""``sandlot grade``: what it sends, what it shows, and its exit status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_given_is_sent_and_what_it_wrote_is_shown(there: Script, program
     (program.parent / "in").write_text("21")
     (program.parent / "out").write_text("42")
     options = ["--stdin", str(program.parent / "in"), "--expect", str(program.parent / "out"), "--comparison", "numeric", "--tolerance", "0.5"]
-    assert dispatch(["execute", str(program), *options, "--timeout", "5", "--memory", "64M", "--template", "base"]) == 0
+    assert dispatch(["grade", str(program), *options, "--timeout", "5", "--memory", "64M", "--template", "base"]) == 0
     assert capfd.readouterr() == ("42\n", "oops\n")
     assert there.seen[0].json()["items"] == [
         {
@@ -55,12 +55,12 @@ def test_what_became_of_it_is_said_and_is_the_exit_status(
     for told, status, said in (
         ({"status": "wrong_answer"}, 1, "sandlot: wrong answer\n"),
         ({"status": "runtime_error", "exit_code": 3}, 3, "sandlot: runtime error\n"),
-        ({"status": "timeout", "exit_code": 137, "detail": "It was killed."}, 124, "sandlot: timeout: It was killed.\n"),
+        ({"status": "timeout", "exit_code": 124, "detail": "It was killed."}, 124, "sandlot: timeout: It was killed.\n"),
         ({"status": "memory_exceeded", "exit_code": 137}, 137, "sandlot: memory exceeded\n"),
     ):
         with subtests.test(told=told, status=status, said=said):
             there.say(done(**told))
-            assert dispatch(["execute", str(program)]) == status
+            assert dispatch(["grade", str(program)]) == status
             assert capfd.readouterr() == ("42\n", f"oops\n{said}")
 
 
@@ -68,13 +68,13 @@ def test_a_language_is_told_by_the_ending_or_by_name(there: Script, tmp_path: Pa
     there.say(done())
     for name, options, language in (("a.sh", [], "bash"), ("a.JS", [], "javascript"), ("a.txt", ["--language", "bash"], "bash")):
         (tmp_path / name).write_text("")
-        assert dispatch(["execute", str(tmp_path / name), *options]) == 0
+        assert dispatch(["grade", str(tmp_path / name), *options]) == 0
         assert there.seen[-1].json()["items"][0]["language"] == language
-    assert dispatch(["execute", str(tmp_path / "a.txt")]) == 125
+    assert dispatch(["grade", str(tmp_path / "a.txt")]) == 125
     assert "--language" in capfd.readouterr().err
 
 
 def test_json_has_the_fault_class(there: Script, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(done(status="memory_exceeded", fault="limit", exit_code=137))
-    assert dispatch(["execute", str(program), "--json"]) == 137
+    assert dispatch(["grade", str(program), "--json"]) == 137
     assert json.loads(capsys.readouterr().out)["fault"] == "limit"

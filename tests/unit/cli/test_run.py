@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from sandlot.cli.run import Job, plan
+from sandlot.cli.run import Job, plan, shell_hint
 
 
 def planned(file: str | None, code: str | None = None, args: tuple[str, ...] = (), files: tuple[str, ...] = (), *, unbuffered: bool = False) -> Job:
@@ -73,3 +73,15 @@ def test_nothing_to_run_is_said(subtests: pytest.Subtests) -> None:
 def test_a_file_to_copy_has_to_be_there() -> None:
     with pytest.raises(typer.BadParameter, match="/no/such"):
         planned(None, "1", files=("/no/such:x",))
+
+
+def test_shell_syntax_in_one_argument_gets_a_hint(subtests: pytest.Subtests) -> None:
+    for argv, hint in (
+        (["echo $HOME | wc -c"], "`sandlot exec box -- bash -c 'echo $HOME | wc -c'`."),
+        (["a;b"], "`sandlot exec box -- bash -c 'a;b'`."),
+        (["nothing"], None),
+        (["echo", "a | b"], None),
+    ):
+        with subtests.test(argv=argv):
+            found = shell_hint("box", argv)
+            assert found is None if hint is None else found is not None and found.endswith(hint)

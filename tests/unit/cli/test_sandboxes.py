@@ -62,15 +62,26 @@ def test_ls_asks_for_state_and_metadata_and_prints_a_table(there: Script, capsys
     assert (second.split()[:2], second.split()[-1]) == (["sb-2", "-"], "-")
 
 
-def test_set_timeout(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
-    for word, body in (("90", {"timeout": 90.0}), ("never", {"persistent": True})):
-        with subtests.test(word=word, body=body):
+def test_update_sends_only_the_given_options_and_prints_the_sandbox(
+    there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
+) -> None:
+    for options, body in (
+        ("--timeout 90", {"timeout": 90.0}),
+        ("--persistent", {"persistent": True}),
+        ("--name new -m a=b -m c=d --idle-timeout 0", {"name": "new", "metadata": {"a": "b", "c": "d"}, "idle_timeout": 0}),
+        ("--memory 512M --pids 20 --no-auto-resume", {"limits": {"memory_bytes": 512 << 20, "pids": 20}, "auto_resume": False}),
+    ):
+        with subtests.test(options=options):
             there.seen.clear()
-            there.say(Reply(200, BOX))
-            assert dispatch(["set-timeout", str(BOX["id"]), word]) == 0
+            there.say(lambda _: Reply(200, BOX))
+            assert dispatch(["update", str(BOX["id"]), *options.split()]) == 0
             (changed,) = [seen for seen in there.seen if seen.method == "PATCH"]
             assert changed.json() == body
-            assert capsys.readouterr().out.splitlines()[1].split() == [BOX["id"], "never"]
+            assert ["ends", "in", "never"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    there.seen.clear()
+    for wrong in ([], ["--persistent", "--timeout", "5"]):
+        assert dispatch(["update", str(BOX["id"]), *wrong]) == 2
+    assert there.seen == []
 
 
 def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

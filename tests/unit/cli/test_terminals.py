@@ -64,7 +64,7 @@ async def _pieces(typed: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _fail_in(terminal: int) -> None:
-    with terminals.raw(terminal) as is_terminal:
+    with terminals.raw_mode(terminal) as is_terminal:
         assert is_terminal
         assert not termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
         raise RuntimeError
@@ -82,7 +82,7 @@ def test_a_terminal_is_raw_and_then_as_it_was_whatever_happens() -> None:
         os.close(theirs)
     reading, writing = os.pipe()
     try:
-        with terminals.raw(reading) as is_terminal:
+        with terminals.raw_mode(reading) as is_terminal:
             assert not is_terminal
     finally:
         os.close(reading)

@@ -21,12 +21,12 @@ def test_volumes_are_made_listed_shown_and_removed(there: Script, capsys: pytest
     assert there.seen[-1].json() == {"name": "data", "size_bytes": 16 << 20}
     assert capsys.readouterr().out == f"{VOLUME['id']}\n"
     assert dispatch(["volume", "ls", "-q"]) == 0
-    assert capsys.readouterr().out == "data\n"
+    assert capsys.readouterr().out == f"{VOLUME['id']}\n"
     assert dispatch(["volume", "ls"]) == 0
     assert VOLUME["id"] in capsys.readouterr().out
-    assert dispatch(["volume", "show", "data", "--json"]) == 0
+    assert dispatch(["volume", "info", "data", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["attached"] == ["sb-1"]
-    assert dispatch(["volume", "show", "data"]) == 0
+    assert dispatch(["volume", "info", "data"]) == 0
     assert "sb-1" in capsys.readouterr().out
     assert dispatch(["volume", "rm", "data"]) == 0
     assert capsys.readouterr().out == "data\n"

@@ -55,7 +55,7 @@ class Natives:
         with socket.socket(socket.AF_UNIX if self._unix else socket.AF_INET) as listening:
             listening.bind(str(self._folder / "sock") if self._unix else ("127.0.0.1", 0))
             listening.listen()
-            argv = (sys.executable, "-P", "-m", f"{__package__}.bare", str(listening.fileno()), str(self._folder / "files"))
+            argv = (sys.executable, "-P", "-m", f"{__package__}.bare_http", str(listening.fileno()), str(self._folder / "files"))
             self._server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(listening.fileno(),))  # noqa: ASYNC220 - a moment
             transport = httpx.AsyncHTTPTransport(uds=str(self._folder / "sock")) if self._unix else httpx.AsyncHTTPTransport()
             base_url = "http://bare" if self._unix else f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -1,8 +1,8 @@
-"""``sandlot bench``: what things take, on this machine and through the SDK, each beside the nearest native thing.
+"""``sandlot bench``: latency and throughput of operations through the SDK, each with a native operation as its baseline.
 
-Laws:
-- It measures what a user gets: the SDK over HTTP, the service that is configured or the local one, nothing else of Sandlot's.
-- Whatever it makes is gone in the end, also after an interrupt.
+Invariants:
+- The benchmark measures what a user gets: the SDK over HTTP, with the configured service or the local one.
+- All sandboxes, snapshots and pools of a run are removed at its end, also after an interrupt.
 - The keys of the rows and the JSON are stable, and described in ``docs/how-to/benchmark.md``.
 """
 
@@ -19,22 +19,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandlot.cli.options import JsonOutput
 from sandlot.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
     from sandlot.cli.bench.plan import Step
 
-STDOUT = "-"
-
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be measured.
+class BenchOptions:
+    """Options of a run.
 
     Args:
-        isolation: Of the sandboxes; None is the service's default.
-        only: Rows; None is all.
-        quick: Whether few samples are enough.
+        isolation: Driver of the sandboxes; None for the service's default.
+        only: Keys of the rows to measure; None for all.
+        quick: Take few samples.
     """
 
     isolation: str | None
@@ -44,15 +43,15 @@ class Wish:
 
 def bench(
     *,
-    isolation: Annotated[str | None, typer.Option("--isolation", metavar="NAME", help="Of the sandboxes. (default: the service's)")] = None,
-    only: Annotated[str | None, typer.Option("--only", metavar="ROW,ROW", help="These rows alone.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few samples: a minute instead of ten.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write it there as JSON; '-' prints that instead.")] = None,
+    isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="Driver of the sandboxes. (default: the service's)")] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="ROW,ROW", help="Measure only these rows.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take few samples: one minute instead of ten.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the results as JSON to a file.")] = None,
+    json_output: JsonOutput = False,
 ) -> None:
-    """Measure what things take through the SDK, each beside the nearest native thing.
+    """Measure latency and throughput and compare with native operations.
 
-    The rows are described in docs/how-to/benchmark.md. Sandboxes are created and removed; pools of the service are filled and emptied, and are what
-    they were afterwards.
+    docs/how-to/benchmark.md describes the rows. The run creates and removes sandboxes, and changes the service's pools and restores them.
     """
     from sandlot.cli.bench import plan
     from sandlot.cli.bench.report import HEADS
@@ -62,35 +61,34 @@ def bench(
     try:
         chosen = plan.steps(rows)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if json_file is not None and str(json_file) != STDOUT and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"There is no folder {json_file.absolute().parent}.")
+        raise typer.BadParameter(str(error), param_hint="--only") from error
+    if output is not None and not output.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{output.absolute().parent} is not a directory.", param_hint="--output")
     try:
-        report = asyncio.run(_measured(Wish(isolation, rows, quick), chosen))
+        report = asyncio.run(_measure(BenchOptions(isolation, rows, quick), chosen))
     except asyncio.CancelledError as error:
         raise typer.Exit(128 + signal.SIGTERM) from error
-    if json_file is not None and str(json_file) == STDOUT:
+    if output is not None:
+        output.write_text(as_json(report) + "\n", encoding="utf-8")
+    if json_output:
         typer.echo(as_json(report))
         return
-    if json_file is not None:
-        json_file.write_text(as_json(report) + "\n", encoding="utf-8")
     for line in _headlines(report):
         note(line)
     table(HEADS, list(cells(report["rows"])))
 
 
-async def _measured(wish: Wish, chosen: tuple[Step, ...]) -> dict[str, Any]:
-    """The report."""
+async def _measure(options: BenchOptions, chosen: tuple[Step, ...]) -> dict[str, Any]:
+    """Measure the rows and return the report."""
     from sandlot.cli.bench import host, plan, pools
     from sandlot.cli.bench.baselines import Natives
     from sandlot.cli.bench.harness import Rig
     from sandlot.cli.bench.report import SCHEMA, rows
-    from sandlot.cli.progress import Waiting
-    from sandlot.model.errors import SandlotError
-    from sandlot.sdk import AsyncClient
+    from sandlot.cli.progress import Spinner
+    from sandlot.sdk import AsyncClient, SandlotError
 
     task = asyncio.current_task()
-    if task is not None:  # what is ended by a signal leaves by the same way as an interrupt: it tidies up
+    if task is not None:  # a signal cancels the run, which then cleans up
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) ignores one
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -98,12 +96,12 @@ async def _measured(wish: Wish, chosen: tuple[Step, ...]) -> dict[str, Any]:
     before = host.load()
     async with AsyncClient() as client, Natives(unix=client.target.socket is not None) as natives:
         about = await host.service(client)
-        rig = Rig(client, natives, label=secrets.token_hex(6), isolation=wish.isolation, quick=wish.quick)
+        rig = Rig(client, natives, label=secrets.token_hex(6), isolation=options.isolation, quick=options.quick)
         try:
-            with suppress(SandlotError):  # why there is no sandbox, each row tells
+            with suppress(SandlotError):  # each row reports the error
                 await rig.isolated_by()
-            with Waiting("measuring") as waiting:
-                await plan.measure(rig, chosen, wish.only, waiting.at, pools.settled)
+            with Spinner("measuring") as spinner:
+                await plan.measure(rig, chosen, options.only, spinner.show_step, pools.settled)
         finally:
             await rig.clean()
             await pools.all_restored(rig)
@@ -111,7 +109,7 @@ async def _measured(wish: Wish, chosen: tuple[Step, ...]) -> dict[str, Any]:
         "schema": SCHEMA,
         "at": began,
         "took_s": round((datetime.now(UTC) - began).total_seconds(), 1),
-        "quick": wish.quick,
+        "quick": options.quick,
         "isolation": rig.found_isolation,
         "machine": {**host.machine(), "load_before": before, "load_after": host.load()},
         "service": about,
@@ -122,7 +120,7 @@ async def _measured(wish: Wish, chosen: tuple[Step, ...]) -> dict[str, Any]:
 
 
 def _headlines(report: dict[str, Any]) -> list[str]:
-    """What stands above the table, for a person."""
+    """Return the lines above the table."""
     machine, service, pool = report["machine"], report["service"], report["pool"]
     runtime = service.get("runtimes", {}).get(report["isolation"], "")
     lines = [

@@ -9,13 +9,11 @@ from functools import partial
 
 from sandlot.cli.bench import pools
 from sandlot.cli.bench.harness import BASE, CODE, PRINT, CannotError, Rig, done, good
-from sandlot.model.errors import SandlotError
-from sandlot.model.specs import GIB, Limits
-from sandlot.sdk import AsyncSandbox
+from sandlot.sdk import AsyncSandbox, Limits, SandlotError
 
 CROWD = 20
 """Sandboxes of a burst, and of a ramp."""
-SLIM = Limits(disk_bytes=GIB, pids=128)
+SLIM = Limits(disk_bytes=1 << 30, pids=128)
 """Of those in a crowd: 20 with the disk and the processes that are the default are more than many hosts have."""
 ASKED = {"disk": SLIM.disk_bytes, "pids": SLIM.pids}
 """The same, as a create asks for it."""

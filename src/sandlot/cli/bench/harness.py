@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandlot.cli.bench.baselines import Natives
 from sandlot.cli.bench.report import Samples
-from sandlot.model.errors import SandlotError
-from sandlot.model.specs import DEFAULT_TEMPLATE
-from sandlot.sdk import AsyncClient, AsyncSandbox, CommandResult, Execution
+from sandlot.sdk import AsyncClient, AsyncSandbox, CommandResult, Execution, SandlotError
 
 if TYPE_CHECKING:
     from sandlot.sdk import PoolInfo, SnapshotInfo
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 LABEL = "sandlot-bench"
 """The entry of the metadata that every sandbox of a run has; its value is the run's."""
 BASE = "base"
-CODE = DEFAULT_TEMPLATE
+CODE = "code-interpreter"
 PRINT = "print(1)"
 LIFE_S = 1800.0
 """Of a sandbox of a run, which is ended long before: what a killed run leaves, ends then."""

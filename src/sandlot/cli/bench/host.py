@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sandlot import __version__
-from sandlot.model.errors import SandlotError
-from sandlot.sdk import AsyncClient
+from sandlot.sdk import AsyncClient, SandlotError
 
 
 def load() -> list[float]:

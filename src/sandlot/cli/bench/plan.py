@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sandlot.cli.bench import calls, create, idle, suspend
 from sandlot.cli.bench.harness import CannotError, Rig, grown
 from sandlot.cli.bench.report import KINDS, Samples
-from sandlot.model.errors import SandlotError
+from sandlot.sdk import SandlotError
 
 ROW_PATIENCE_S = 900.0
 

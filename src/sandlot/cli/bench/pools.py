@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from sandlot.cli.bench.harness import CannotError, Rig
-from sandlot.model.errors import SandlotError
-from sandlot.model.specs import Limits
-from sandlot.sdk import PoolInfo
+from sandlot.sdk import Limits, PoolInfo, SandlotError
 
 PATIENCE_S = 180.0
 """For a pool to be filled, the snapshot of its template included."""

@@ -10,8 +10,7 @@ from functools import partial
 
 from sandlot.cli.bench import pools
 from sandlot.cli.bench.harness import BASE, CODE, PRINT, CannotError, Rig, done, good
-from sandlot.model.errors import SandlotError
-from sandlot.sdk import AsyncSandbox
+from sandlot.sdk import AsyncSandbox, SandlotError
 
 PANDAS = "import numpy, pandas; frame = pandas.DataFrame({'a': range(1000)}); print(1)"
 CROWD = 10

@@ -1,13 +1,12 @@
-"""The line editor of a session: history, several lines, and when what was typed is whole.
+"""The line editor of a session: history, several lines, and completeness of the typed code.
 
-Law: Enter ends what is whole and breaks the line of what is not; Alt-Enter always breaks the line.
+Enter runs complete code, and inserts a line break into incomplete code. Alt-Enter always inserts a line break.
 """
 
 from __future__ import annotations
 
 import ast
 import codeop
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,30 +16,28 @@ if TYPE_CHECKING:
     from prompt_toolkit.lexers import Lexer
 
 PROMPTS = {"python": ">>> ", "bash": "$ ", "javascript": "> "}
-CONTINUED = "... "
-LEAVING = frozenset({"exit", "quit", "exit()", "quit()"})
-"""What a person types who wants to leave, and not to end the kernel."""
+CONTINUATION_PROMPT = "... "
+EXIT_WORDS = frozenset({"exit", "quit", "exit()", "quit()"})
+"""Inputs that end the session; as code, they would end the interpreter."""
 INDENT = "    "
 _LEXERS = {"python": "PythonLexer", "bash": "BashLexer", "javascript": "JavascriptLexer"}
 
 
-def whole(code: str, language: str) -> bool:
-    """Whether code can be run as it is, or goes on in another line. Pure.
+def is_complete(code: str, language: str) -> bool:
+    """Return True if code can be run, and False if it continues on another line.
 
-    Args:
-        code: What was typed so far.
-        language: Its language; of others than Python, a line that ends with a backslash goes on.
+    In languages other than Python, code continues after a line that ends with a backslash.
     """
     *before, last = code.split("\n")
     if language != "python":
         return not last.endswith("\\")
     if not last.strip():
-        return True  # an empty line ends everything, also what will then be told to be wrong
+        return True  # an empty line also ends wrong code; the kernel reports the error
     first = code.lstrip()
     if first.startswith(("%", "!", "?")) or last.endswith("?"):
         return not first.startswith("%%")
     if last[:1].isspace() and any(line.rstrip().endswith(":") for line in before):
-        return False  # a block may have another line
+        return False  # the block can have another line
     return _compiles(code)
 
 
@@ -50,24 +47,25 @@ def _compiles(code: str) -> bool:
     try:
         return compiler(code, "<cell>", "exec") is not None
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-        return True  # the kernel says what is wrong
+        return True  # the kernel reports the error
 
 
 def indentation(code: str, language: str) -> str:
-    """What the next line begins with. Pure."""
+    """Return the indentation of the next line."""
     last = code.rpartition("\n")[2]
     indent = last[: len(last) - len(last.lstrip())]
     return indent + INDENT if language == "python" and last.rstrip().endswith(":") else indent
 
 
 def history_file(language: str) -> Path:
-    """Where what was typed is kept (XDG Base Directory Specification: state)."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    return Path(state if state.startswith("/") else Path.home() / ".local" / "state") / "sandlot" / f"history-{language}"
+    """Return the file with the inputs of earlier sessions."""
+    from platformdirs import user_state_path
+
+    return user_state_path("sandlot", appauthor=False) / f"history-{language}"
 
 
-def editor(language: str) -> PromptSession[str]:
-    """A line editor for a language."""
+def create_editor(language: str) -> PromptSession[str]:
+    """Return a line editor for code of a language."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
@@ -78,7 +76,7 @@ def editor(language: str) -> PromptSession[str]:
     def _enter(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         ended = not buffer.document.text_after_cursor.strip()
-        if ended and whole(buffer.document.text, language):
+        if ended and is_complete(buffer.document.text, language):
             buffer.validate_and_handle()
         else:
             buffer.insert_text("\n" + indentation(buffer.document.text_before_cursor, language))
@@ -104,7 +102,7 @@ def editor(language: str) -> PromptSession[str]:
         multiline=True,
         key_bindings=keys,
         lexer=_lexer(language),
-        prompt_continuation=CONTINUED,
+        prompt_continuation=CONTINUATION_PROMPT,
         include_default_pygments_style=False,
     )
 

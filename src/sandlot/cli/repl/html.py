@@ -1,6 +1,6 @@
-"""HTML that cells show: its tables and its words.
+"""Tables and text of HTML results.
 
-Law: it is a sandbox's. It is read as far as it can be, and nothing in it raises.
+The HTML comes from a sandbox: invalid HTML is read as far as possible and never raises.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from html.parser import HTMLParser
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells; the first ones are heads where ``heads`` says so."""
+    """Rows of cells; the first ``headers`` rows are column titles."""
 
     rows: Sequence[Sequence[str]]
-    heads: int = 0
+    headers: int = 0
 
 
 def first_table(html: str) -> Table:
-    """The first table of a piece of HTML. Pure."""
-    parser = _Tables()
+    """Return the first table of HTML."""
+    parser = _TableParser()
     parser.feed(html)
     parser.close()
-    return Table([row for row in parser.rows if row], heads=parser.heads)
+    return Table([row for row in parser.rows if row], headers=parser.headers)
 
 
-def words(html: str) -> str:
-    """The text of a piece of HTML, without scripts and styles. Pure."""
-    parser = _Words()
+def html_text(html: str) -> str:
+    """Return the text of HTML without scripts and styles."""
+    parser = _TextParser()
     parser.feed(html)
     parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.words).split("\n"))
+    lines = (" ".join(line.split()) for line in "".join(parser.parts).split("\n"))
     return "\n".join(line for line in lines if line)
 
 
@@ -46,35 +46,35 @@ class _TolerantParser(HTMLParser):
             return self.parse_bogus_comment(i, report=False)
 
 
-class _Tables(_TolerantParser):
-    """Takes the cells of the first table."""
+class _TableParser(_TolerantParser):
+    """Collects the cells of the first table."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[list[str]] = []
-        self.heads = 0
+        self.headers = 0
         self._depth = 0
-        self._over = False
+        self._done = False
         self._in_head = False
         self._cell: list[str] | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - HTMLParser's
-        """Begin what it begins."""
+        """Start a table, row or cell."""
         if tag == "table":
             self._depth += 1
-        if self._depth != 1 or self._over:
+        if self._depth != 1 or self._done:
             return
         if tag == "thead":
             self._in_head = True
         elif tag == "tr":
             self.rows.append([])
-            self.heads += self._in_head
+            self.headers += self._in_head
         elif tag in {"td", "th"} and self.rows:
             self._cell = []
 
     def handle_endtag(self, tag: str) -> None:
-        """End what it ends."""
-        if self._depth == 1 and not self._over:
+        """End a table, row or cell."""
+        if self._depth == 1 and not self._done:
             if tag in {"td", "th"} and self._cell is not None:
                 self.rows[-1].append(" ".join("".join(self._cell).split()))
                 self._cell = None
@@ -82,33 +82,33 @@ class _Tables(_TolerantParser):
                 self._in_head = False
         if tag == "table" and self._depth:
             self._depth -= 1
-            self._over = self._over or not self._depth
+            self._done = self._done or not self._depth
 
     def handle_data(self, data: str) -> None:
-        """Take it where it is a cell's."""
+        """Add text to the current cell."""
         if self._cell is not None:
             self._cell.append(data)
 
 
-class _Words(_TolerantParser):
-    """Takes text, not what stands in scripts and styles."""
+class _TextParser(_TolerantParser):
+    """Collects text outside of scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words: list[str] = []
+        self.parts: list[str] = []
         self._skipped = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - HTMLParser's
-        """Begin what it begins."""
+        """Start a line break or skipped element."""
         self._skipped += tag in {"script", "style"}
         if tag in {"br", "p", "div", "li", "tr", "h1", "h2", "h3"}:
-            self.words.append("\n")
+            self.parts.append("\n")
 
     def handle_endtag(self, tag: str) -> None:
-        """End what it ends."""
+        """End a skipped element."""
         self._skipped -= tag in {"script", "style"} and self._skipped > 0
 
     def handle_data(self, data: str) -> None:
-        """Take it."""
+        """Add text."""
         if not self._skipped:
-            self.words.append(data)
+            self.parts.append(data)

@@ -1,8 +1,8 @@
-"""What cells give, for a terminal or a file: output as it comes, tables, images as files, errors.
+"""Results of cells as text for a terminal or a file: tables, charts and errors; images are saved.
 
-Laws:
-- What comes from a sandbox reaches a terminal as text (``cli/output.py``), also where it is drawn; no name of a file is of its choice.
-- An image is a new file; nothing that is there is written over.
+Invariants:
+- Control characters of results are escaped (``cli/output.py``). A sandbox does not choose names of local files.
+- An image is saved as a new file; no existing file is overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sandlot.cli.output import legible
-from sandlot.cli.repl.html import Table, first_table, words
+from sandlot.cli.repl.html import Table, first_table, html_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Form = Literal["text", "markdown", "table", "latex", "json", "html", "javascript", "nothing"]
 
-ENDINGS: Mapping[str, str] = {
+EXTENSIONS: Mapping[str, str] = {
     "image/png": ".png",
     "image/jpeg": ".jpg",
     "image/gif": ".gif",
@@ -33,25 +33,25 @@ ENDINGS: Mapping[str, str] = {
     "image/svg+xml": ".svg",
     "application/pdf": ".pdf",
 }
-"""What is saved, best first, and how its file ends."""
+"""Media types of saved images, best first, and the extensions of their files."""
 MAX_FILES = 100_000
 MAX_ROWS, MAX_COLUMNS = 50, 20
-"""Of a table; what is beyond is counted."""
+"""Largest part of a table that is shown; other rows and columns are counted."""
 MAX_POINTS = 10
-"""Of one series of a chart."""
+"""Largest number of points that are shown of a series of a chart."""
 
-_MERE = re.compile(r"\s*<[^<>\n]{1,200}>\s*")
-"""How Python shows an object that has no other form: ``<Figure size 640x480 with 1 Axes>``."""
+_PLAIN_REPR = re.compile(r"\s*<[^<>\n]{1,200}>\s*")
+"""Default representation of a Python object, such as ``<Figure size 640x480 with 1 Axes>``."""
 COLOURS = re.compile("\\x1b\\[[0-9;]*m")
-"""Select graphic rendition, ECMA-48 8.3.117."""
+"""Colour sequences (SGR, ECMA-48 8.3.117)."""
 
 
-def form(result: Result) -> Form:
-    """In which form a result is shown, beside its images. Pure."""
+def choose_form(result: Result) -> Form:
+    """Return the form in which a result is shown, besides its images."""
     text = result.text
-    if text is not None and not _MERE.fullmatch(text):
+    if text is not None and not _PLAIN_REPR.fullmatch(text):
         return "text"
-    if any(mime in result.data for mime in ENDINGS):
+    if any(mime in result.data for mime in EXTENSIONS):
         return "nothing"
     html = result.html
     forms: tuple[tuple[Form, object], ...] = (
@@ -63,21 +63,21 @@ def form(result: Result) -> Form:
         ("javascript", result.javascript),
         ("text", text),
     )
-    return next((name for name, there in forms if there), "nothing")
+    return next((name for name, exists in forms if exists), "nothing")
 
 
-def save(result: Result, folder: Path) -> list[Path]:
-    """Save what is an image: one file for each thing that was shown, in its best form."""
-    mime = next((mime for mime in ENDINGS if mime in result.data), None)
+def save_image(result: Result, folder: Path) -> list[Path]:
+    """Save the image of a result in its best format, and return its path; an empty list if there is no image."""
+    mime = next((mime for mime in EXTENSIONS if mime in result.data), None)
     if mime is None:
         return []
     try:
         content = result.content(mime)
     except ValueError:
-        return []  # said to be base64, and is not
+        return []  # not the base64 that the media type requires
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(1, MAX_FILES):
-        path = folder / f"{number:03}{ENDINGS[mime]}"
+        path = folder / f"{number:03}{EXTENSIONS[mime]}"
         try:
             with path.open("xb") as file:
                 file.write(content)
@@ -87,34 +87,34 @@ def save(result: Result, folder: Path) -> list[Path]:
     return []
 
 
-def shown(result: Result, files: Sequence[Path], *, width: int | None) -> str:
-    """A result as text that ends with a line's end; empty where there is nothing to show.
+def render(result: Result, files: Sequence[Path], *, width: int | None) -> str:
+    """Return a result as text that ends with a line break; empty if there is nothing to show.
 
     Args:
-        result: It.
-        files: Where its images are.
-        width: The terminal's columns; None is no terminal: then nothing is drawn, folded or coloured.
+        result: Result of a cell.
+        files: Paths of its saved images.
+        width: Columns of the terminal; None without a terminal: plain text without colours and line folding.
     """
-    parts = [drawn(each, width) for each in _parts(result, width)]
+    parts = [draw(each, width) for each in _parts(result, width)]
     parts += [f"{path}\n" for path in files]
     if result.chart is not None:
-        parts.append(drawn(chart_table(result.chart), width))
+        parts.append(draw(chart_table(result.chart), width))
     return "".join(parts)
 
 
-def failure(error: ExceptionInfo, *, width: int | None) -> str:
-    """An exception as text."""
+def render_error(error: ExceptionInfo, *, width: int | None) -> str:
+    """Return an exception as text; arguments as in :func:`render`."""
     text = legible(COLOURS.sub("", str(error))).rstrip("\n")
     if width is None:
         return f"{text}\n"
     from rich.text import Text
 
     *above, last = text.split("\n")
-    return drawn(Text.assemble("".join(f"{line}\n" for line in above), (last, "bold red")), width)
+    return draw(Text.assemble("".join(f"{line}\n" for line in above), (last, "bold red")), width)
 
 
-def drawn(what: RenderableType, width: int | None) -> str:
-    """What rich makes of it."""
+def draw(what: RenderableType, width: int | None) -> str:
+    """Return the output of rich for a renderable."""
     from rich.console import Console
 
     page = StringIO()
@@ -133,7 +133,7 @@ def drawn(what: RenderableType, width: int | None) -> str:
 
 
 def chart_table(chart: Chart) -> RenderableType:
-    """The data of a chart."""
+    """Return the data of a chart as a table."""
     from rich.console import Group
 
     if chart.charts:
@@ -141,16 +141,16 @@ def chart_table(chart: Chart) -> RenderableType:
     labels = [_label(chart.x_label, chart.x_unit), _label(chart.y_label, chart.y_unit)]
     columns = _COLUMNS.get(chart.type, _any_columns)(chart, labels)
     title = f"{chart.type}: {chart.title}" if chart.title else chart.type
-    return _table(Table([columns.heads, *columns.rows], heads=1), title=title)
+    return _table(Table([columns.headers, *columns.rows], headers=1), title=title)
 
 
 def _label(label: str, unit: str) -> str:
-    """An axis's, with its unit unless it says that itself."""
+    """Return the label of an axis with its unit, unless the label has it."""
     return label if not unit or f"({unit})" in label or f"[{unit}]" in label else f"{label} ({unit})".lstrip()
 
 
 def _parts(result: Result, width: int | None) -> list[RenderableType]:
-    kind = form(result)
+    kind = choose_form(result)
     if kind == "nothing":
         return []
     if kind == "table":
@@ -172,7 +172,7 @@ _TEXTS: Mapping[Form, Callable[[Result], str]] = {
     "markdown": lambda result: result.markdown or "",
     "latex": lambda result: result.latex or "",
     "json": _json,
-    "html": lambda result: words(result.html or ""),
+    "html": lambda result: html_text(result.html or ""),
     "javascript": lambda result: f"JavaScript:\n{result.javascript}",
 }
 
@@ -180,27 +180,27 @@ _TEXTS: Mapping[Form, Callable[[Result], str]] = {
 def _table(found: Table, title: str = "") -> RenderableType:
     from rich.box import SIMPLE
     from rich.console import Group
-    from rich.table import Table as Drawn
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     rows = [[Text(legible(cell).strip()) for cell in row] for row in found.rows]
-    heads, body = rows[: found.heads], rows[found.heads :]
+    headers, body = rows[: found.headers], rows[found.headers :]
     columns = max((len(row) for row in rows), default=0)
     beyond = " ".join(
         f"{count - most} more {what}." for count, most, what in ((len(body), MAX_ROWS, "rows"), (columns, MAX_COLUMNS, "columns")) if count > most
     )
-    made = Drawn(box=SIMPLE, show_header=bool(heads), title=Text(legible(title)) if title else None, title_justify="left")
+    rich_table = RichTable(box=SIMPLE, show_header=bool(headers), title=Text(legible(title)) if title else None, title_justify="left")
     columns = min(columns, MAX_COLUMNS)
     for column in range(columns):
-        made.add_column(Text(" ").join(row[column] for row in heads if column < len(row)))
+        rich_table.add_column(Text(" ").join(row[column] for row in headers if column < len(row)))
     for row in body[:MAX_ROWS]:
-        made.add_row(*(row[column] if column < len(row) else "" for column in range(columns)))
-    return Group(made, Text(f"  {beyond}")) if beyond else made
+        rich_table.add_row(*(row[column] if column < len(row) else "" for column in range(columns)))
+    return Group(rich_table, Text(f"  {beyond}")) if beyond else rich_table
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    heads: Sequence[str]
+    headers: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
@@ -209,14 +209,14 @@ def _points(chart: Chart, labels: Sequence[str]) -> _Columns:
     for each in chart.elements:
         points = each.get("points")
         points = points if isinstance(points, list) else []
-        rows += [[_said(each, "label"), *(_cell(value) for value in point[:2])] for point in points[:MAX_POINTS] if isinstance(point, list)]
+        rows += [[_field(each, "label"), *(_cell(value) for value in point[:2])] for point in points[:MAX_POINTS] if isinstance(point, list)]
         if len(points) > MAX_POINTS:
-            rows.append([_said(each, "label"), f"... {len(points) - MAX_POINTS} more", ""])
+            rows.append([_field(each, "label"), f"... {len(points) - MAX_POINTS} more", ""])
     return _Columns(["series", labels[0] or "x", labels[1] or "y"], rows)
 
 
 def _bars(chart: Chart, labels: Sequence[str]) -> _Columns:
-    rows = [[_said(each, "label"), _said(each, "value"), _said(each, "group")] for each in chart.elements]
+    rows = [[_field(each, "label"), _field(each, "value"), _field(each, "group")] for each in chart.elements]
     return _Columns([labels[0] or "label", labels[1] or "value", "group"], rows)
 
 
@@ -224,14 +224,14 @@ def _any_columns(chart: Chart, _: Sequence[str]) -> _Columns:
     names: dict[str, None] = {}
     for each in chart.elements:
         names |= dict.fromkeys(str(name) for name, value in each.items() if not isinstance(value, list | dict))
-    heads = list(names)[:MAX_COLUMNS]
-    return _Columns(heads, [[_said(each, name) for name in heads] for each in chart.elements])
+    headers = list(names)[:MAX_COLUMNS]
+    return _Columns(headers, [[_field(each, name) for name in headers] for each in chart.elements])
 
 
 _COLUMNS: Mapping[str, Callable[[Chart, Sequence[str]], _Columns]] = {"line": _points, "scatter": _points, "bar": _bars}
 
 
-def _said(element: Mapping[str, Any], name: str) -> str:
+def _field(element: Mapping[str, Any], name: str) -> str:
     return _cell(element.get(name))
 
 

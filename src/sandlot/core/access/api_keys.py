@@ -365,7 +365,7 @@ def _not_found(name_or_id: str) -> NotFoundError:
     return NotFoundError(
         f"There is no key {name_or_id[:64]!r}.",
         code=ErrorCode.KEY_NOT_FOUND,
-        hint="List the valid keys with `sandlot keys list`.",
+        hint="List the valid keys with `sandlot key ls`.",
         fields={"key": name_or_id[:64]},
     )
 

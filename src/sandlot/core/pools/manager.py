@@ -117,7 +117,7 @@ class PoolManager:
             if existing is not None:
                 raise ConflictError(
                     f"Pool {existing.id} of template {template!r} already has this isolation and these limits.",
-                    hint=f"Change the existing pool with 'sandlot pool set {existing.id}'.",
+                    hint=f"Change the existing pool with 'sandlot pool update {existing.id}'.",
                     fields={"pool": existing.id},
                 )
             pool = Pool(config)

@@ -164,7 +164,7 @@ async def stop(request: Request) -> Response:
         raise ForbiddenError(
             "The service can be stopped only over its unix socket.",
             code=ErrorCode.FORBIDDEN,
-            hint="Run `sandlot stop` on the machine of the service.",
+            hint="Run `sandlot service stop` on the machine of the service.",
         )
     get_service(request).stop.set()
     info = get_node(request).service.info()

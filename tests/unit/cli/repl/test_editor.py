@@ -1,4 +1,4 @@
-"""When what was typed is whole, and what the next line begins with."""
+"""When what was typed is is_complete, and what the next line begins with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.cli.repl import editor
-from sandlot.cli.repl.editor import indentation, whole
+from sandlot.cli.repl.editor import indentation, is_complete
 
 
 def test_what_is_run(subtests: pytest.Subtests) -> None:
@@ -32,13 +32,13 @@ def test_what_is_run(subtests: pytest.Subtests) -> None:
         "(" * 300 + ")" * 300,
     ):
         with subtests.test(code=code):
-            assert whole(code, "python")
+            assert is_complete(code, "python")
 
 
 def test_what_goes_on(subtests: pytest.Subtests) -> None:
     for code in ("if x:", "if x:\n    y", "def f(", "'''a", "x = \\", "@a", "%%time", "%%time\nx", "async def f():"):
         with subtests.test(code=code):
-            assert not whole(code, "python")
+            assert not is_complete(code, "python")
 
 
 def test_the_next_line_begins_where_its_block_does(subtests: pytest.Subtests) -> None:

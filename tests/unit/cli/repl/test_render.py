@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.cli.repl.render import COLOURS, failure, form, save, shown
+from sandlot.cli.repl.render import COLOURS, choose_form, render, render_error, save_image
 from sandlot.sdk import ExceptionInfo, Result
 from sandlot.sdk.models.code import CHART
 
@@ -46,25 +46,25 @@ def test_the_form_that_says_most(subtests: pytest.Subtests) -> None:
         (Result({}), "nothing"),
     ):
         with subtests.test(given=given, expected=expected):
-            assert form(given) == expected
+            assert choose_form(given) == expected
 
 
 def test_images_are_new_files_in_their_best_form(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    (first,) = save(result(svg="<svg/>", png=PNG), folder)
-    (second,) = save(result(png=PNG), folder)
-    (third,) = save(result(svg="<svg/>"), folder)
+    (first,) = save_image(result(svg="<svg/>", png=PNG), folder)
+    (second,) = save_image(result(png=PNG), folder)
+    (third,) = save_image(result(svg="<svg/>"), folder)
     assert [path.name for path in (first, second, third)] == ["001.png", "002.png", "001.svg"]
     assert (first.read_bytes(), third.read_bytes()) == (b"\x89PNG", b"<svg/>")
     (folder / "003.png").symlink_to(tmp_path / "elsewhere")
-    (fourth,) = save(result(png=PNG), folder)
+    (fourth,) = save_image(result(png=PNG), folder)
     assert fourth.name == "004.png", "what is there is not written through"
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_what_is_no_image_makes_no_folder(tmp_path: Path) -> None:
-    assert save(result(plain="a"), tmp_path / "a") == []
-    assert save(result(png="abc"), tmp_path / "a") == []
+    assert save_image(result(plain="a"), tmp_path / "a") == []
+    assert save_image(result(png="abc"), tmp_path / "a") == []
     assert not (tmp_path / "a").exists()
 
 
@@ -79,33 +79,33 @@ def test_nothing_commands_the_terminal(subtests: pytest.Subtests) -> None:
             Result({CHART: json.dumps({"type": "bar", "title": "\x1b[2J", "elements": [{"label": "\x1b[2J", "value": 1}]})}),
         ):
             with subtests.test(width=width, given=given):
-                text = shown(given, [], width=width)
+                text = render(given, [], width=width)
                 plain = COLOURS.sub("", text) if width else text
                 assert "\x1b" not in plain
                 assert "\x07" not in plain
 
 
 def test_markup_of_rich_is_text() -> None:
-    assert shown(result(plain="[bold]x[/bold] [/] :smile:"), [], width=60) == "[bold]x[/bold] [/] :smile:\n"
-    assert shown(result(plain="[link=x]"), [], width=None) == "[link=x]\n"
+    assert render(result(plain="[bold]x[/bold] [/] :smile:"), [], width=60) == "[bold]x[/bold] [/] :smile:\n"
+    assert render(result(plain="[link=x]"), [], width=None) == "[link=x]\n"
 
 
 def test_tables_and_charts_are_drawn_and_what_is_beyond_is_counted() -> None:
     rows = "".join(f"<tr><td>{n}</td></tr>" for n in range(80))
-    text = shown(result(html=f"<table><tr><th>n</th></tr>{rows}</table>"), [], width=None)
+    text = render(result(html=f"<table><tr><th>n</th></tr>{rows}</table>"), [], width=None)
     assert "31 more rows" in text
     points: list[Any] = [[n, n * 0.5] for n in range(15)]
     chart = {"type": "line", "title": "growth", "x_label": "time", "x_unit": "s", "elements": [{"label": "a", "points": points}, {"points": "x"}]}
-    text = shown(Result({CHART: json.dumps(chart), "image/png": PNG}), [Path("results/001.png")], width=None)
+    text = render(Result({CHART: json.dumps(chart), "image/png": PNG}), [Path("results/001.png")], width=None)
     assert text.splitlines()[0] == "results/001.png"
     assert [word in text for word in ("line: growth", "time (s)", "... 5 more", "4.5")] == [True] * 4
     pie = {"type": "pie", "elements": [{"label": "x", "angle": 90.0, "radius": 1}]}
-    both = shown(Result({CHART: json.dumps({"type": "superchart", "elements": [pie, chart]})}), [], width=80)
+    both = render(Result({CHART: json.dumps({"type": "superchart", "elements": [pie, chart]})}), [], width=80)
     assert "angle" in both
     assert "growth" in both
 
 
 def test_an_exception_is_its_traceback_without_colours() -> None:
     error = ExceptionInfo("ValueError", "x", ("\x1b[31mTraceback\x1b[0m", "  \x1b]0;t\x07", "ValueError: x"))
-    assert failure(error, width=None) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"
-    assert COLOURS.sub("", failure(error, width=80)) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"
+    assert render_error(error, width=None) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"
+    assert COLOURS.sub("", render_error(error, width=80)) == "Traceback\n  \\x1b]0;t\\x07\nValueError: x\n"

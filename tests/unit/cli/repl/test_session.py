@@ -1,4 +1,4 @@
-"""`sandlot repl`, `sandlot contexts` and cells of `sandlot run`: on a terminal and without one, against a whole service."""
+"""`sandlot repl`, `sandlot context` and cells of `sandlot run`: on a terminal and without one, against a whole service."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def desk(at: Bench, http: httpx.AsyncClient, tmp_path: Path) -> Desk:
 
 async def test_a_session_is_typed_interrupted_and_left(desk: Desk) -> None:
     async with on_terminal(desk, "repl", desk.sandbox) as terminal:
-        await terminal.until("Ctrl-D leaves")
+        await terminal.until("Ctrl-D ends the session")
         for typed, shown in (
             ("x = 6; print('a' + 'b')\r", "ab\n"),
             ("for i in range(2):\rprint('i' + str(i * x))\r\r", "i0\ni6\n"),
@@ -155,21 +155,21 @@ async def test_all_of_a_pipe_is_one_cell_whose_exit_status_it_is_and_images_are_
     assert err.rstrip().endswith("ZeroDivisionError: division by zero")
     status, _, err = await desk.run("repl", desk.sandbox, "--timeout", "0.5", stdin="import time; time.sleep(600)")
     assert status == 124
-    assert "its time was up" in err
+    assert "after its timeout" in err
 
 
 @pytest.mark.real_guest
 async def test_contexts_from_the_terminal(desk: Desk, tmp_path: Path) -> None:
-    status, out, _ = await desk.run("contexts", "create", desk.sandbox, "--cwd", "/tmp", "--env", "A=b")
+    status, out, _ = await desk.run("context", "create", desk.sandbox, "--cwd", "/tmp", "--env", "A=b")
     assert status == 0
     made = out.strip()
     script = tmp_path / "it.py"
     script.write_text("import os; print(os.getcwd(), os.environ['A'])")
     assert await desk.run("run", "--sandbox", desk.sandbox, "--context", made, str(script)) == (0, "/tmp b\n", "")
-    listed = json.loads((await desk.run("contexts", "ls", desk.sandbox, "--json"))[1])
+    listed = json.loads((await desk.run("context", "ls", desk.sandbox, "--json"))[1])
     assert {each["id"]: each["execution_count"] for each in listed}[made] == 1
-    assert await desk.run("contexts", "restart", desk.sandbox, made) == (0, f"{made}\n", "")
-    status, out, err = await desk.run("contexts", "rm", desk.sandbox, made, "ctx-0123456789abcdef")
+    assert await desk.run("context", "restart", desk.sandbox, made) == (0, f"{made}\n", "")
+    status, out, err = await desk.run("context", "rm", desk.sandbox, made, "ctx-0123456789abcdef")
     assert (status, out) == (1, f"{made}\n")
     assert "does not exist" in err
 

@@ -47,7 +47,7 @@ def refused(response: httpx.Response, status: int) -> str:
 
 @cases("method, path", [("POST", "/v1/api-keys"), ("GET", "/oauth/authorize"), ("POST", "/oauth/token")])
 async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient, method: str, path: str) -> None:
-    assert "sandlot keys create" in refused(await http.request(method, HERE + path, json={"name": "x"}), 501)
+    assert "sandlot key create" in refused(await http.request(method, HERE + path, json={"name": "x"}), 501)
 
 
 async def test_wrong_methods_paths_and_bodies_are_refused_in_the_vendors_format(http: httpx.AsyncClient) -> None:

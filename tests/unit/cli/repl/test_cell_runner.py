@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from sandlot.cli.repl.session import Cells, Running
+from sandlot.cli.repl.session import CellOptions, CellRunner
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import Execution
 
@@ -35,7 +35,7 @@ class Handle:
 class Box:
     """A sandbox whose service takes its time to answer; meanwhile somebody presses Ctrl-C."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: CellRunner) -> None:
         self.running = running
 
     async def run_code(self, *_: Any, **__: Any) -> Handle:  # noqa: ANN401
@@ -44,7 +44,7 @@ class Box:
 
 
 async def test_a_press_before_the_service_has_answered_interrupts_the_cell(tmp_path: Path) -> None:
-    running = Running()
+    running = CellRunner()
     async with asyncio.timeout(60):
-        done = await running.run(Box(running), "x", Cells(folder=tmp_path))  # type: ignore[arg-type]
+        done = await running.run(Box(running), "x", CellOptions(save_dir=tmp_path))  # type: ignore[arg-type]
     assert done is DONE
