@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from sandlot import __version__
+from sandlot.model.ids import FILE_ID, PROCESS_ID, WEBHOOK_ID
 from sandlot.server.v1.code import CODE_EVENTS
 from sandlot.server.v1.common import PROBLEM, Problem
 from sandlot.server.v1.events import SANDBOX_EVENTS
@@ -60,8 +61,8 @@ TAGS: Mapping[str, str] = {
 """Tag -> its description, in the order of the page."""
 
 PARAMETERS: Mapping[str, tuple[str, str]] = {
-    "sandbox": ("Id of the sandbox.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
-    "process": ("Id of the process.", "p1"),
+    "sandbox": ("Id or name of the sandbox.", "sb-k3v9-x2m4c7qpl5tnbdwy"),
+    "process": ("Id of the process.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
     "port": ("TCP port inside the sandbox, 1 to 65535.", "8000"),
     "file": ("Id of the stored file.", "file-k3v9x2m4c7qpl5tn"),
     "webhook": ("Id of the webhook.", "wh-x2m4c7qpl5tnbdwy"),
@@ -75,6 +76,14 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "template": ("Name of the template.", "code-interpreter"),
 }
 """Path parameter -> its description and an example, for routes that do not describe the parameter."""
+
+PATTERNS: Mapping[str, str] = {
+    "process": PROCESS_ID.pattern,
+    "execution": PROCESS_ID.pattern,
+    "file": FILE_ID.pattern,
+    "webhook": WEBHOOK_ID.pattern,
+}
+"""Path parameter that is always an id -> pattern of the id. An id of another form is not found, like every unknown id."""
 
 SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "API key. `sandlot key create NAME` prints a new one."},
@@ -149,6 +158,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
             text, example = PARAMETERS[parameter["name"]]
             parameter.setdefault("description", text)
             parameter.setdefault("example", example)
+            if parameter["name"] in PATTERNS:
+                parameter["schema"] = {**parameter["schema"], "pattern": f"^{PATTERNS[parameter['name']]}$"}
     operation["responses"] = {status: dict(response) for status, response in operation["responses"].items()}
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})

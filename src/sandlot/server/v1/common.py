@@ -12,9 +12,15 @@ from sandlot.model.errors import ErrorCode
 from sandlot.model.faults import Fault
 from sandlot.server.composition import RunningService
 from sandlot.web import errors, streaming
-from sandlot.web.models import ResponseModel
+from sandlot.web.models import ResponseModel, Text
 
 UserName = Literal["user", "root"]
+
+AbsolutePath = Annotated[Text, Field(json_schema_extra={"pattern": "^/"})]
+"""Path in a sandbox. The pattern is for readers of the document; the node checks paths itself."""
+
+Cursor = Annotated[Text, Field(json_schema_extra={"pattern": "^[A-Za-z0-9_=-]+$"})]
+"""Cursor of a page, for readers of the document like :data:`AbsolutePath`."""
 
 IdempotencyKey = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EVENT_TYPES, EventRecord
-from sandlot.server.v1.common import EventTable, Problem, documented_response
+from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.web import streaming
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
@@ -70,7 +70,7 @@ class EventsQuery(QueryModel):
         "Not with `order=desc`.",
     )
     order: Literal["asc", "desc"] = Field(default="asc", description="`asc`: oldest first. `desc`: newest first, for lists only.")
-    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page, which had the same order.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page, which had the same order.")
     limit: int = Field(default=100, ge=1, le=1000, description="Largest number of events.")
     sandbox: Text | None = Field(default=None, description="Only events of this sandbox, by its id.")
 

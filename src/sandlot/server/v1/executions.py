@@ -14,7 +14,7 @@ from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOut
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.repositories import Position
-from sandlot.server.v1.common import EventTable, Problem, documented_response
+from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.server.v1.processes import StreamName
 from sandlot.web import pagination, streaming
 from sandlot.web.dependencies import SandboxRoute, get_node, get_principal
@@ -87,7 +87,7 @@ class ExecutionsResponse(ResponseModel):
 class ExecutionsQuery(QueryModel):
     """Page of a list of executions."""
 
-    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     limit: int = Field(default=50, ge=1, le=200, description="Maximum number of executions of the page.")
     sandbox: Text | None = Field(default=None, description="Only executions of this sandbox, by its id.")
 

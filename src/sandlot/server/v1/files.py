@@ -13,12 +13,12 @@ from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.files import Download, Entry, Unpacked
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S, Grant
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, AbsolutePath, UserName, documented_response, raw_body
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
 from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
-from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
+from sandlot.web.models import QueryModel, RequestModel, ResponseModel, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,7 +66,7 @@ class DirectoryResponse(ResponseModel):
 class PathQuery(QueryModel):
     """A path in the sandbox."""
 
-    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/data.csv"])
+    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/data.csv"])
     user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
@@ -106,7 +106,7 @@ class DeleteFileQuery(PathQuery):
 class CreateDirectoryRequest(RequestModel):
     """Options of a new directory."""
 
-    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
+    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
     parents: bool = Field(default=True, description="Create missing parent directories, and accept an existing directory.")
     mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
@@ -115,8 +115,8 @@ class CreateDirectoryRequest(RequestModel):
 class MoveFileRequest(RequestModel):
     """Old and new path."""
 
-    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
-    to: Text = Field(description="New absolute path.", examples=["/workspace/results"])
+    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
+    to: AbsolutePath = Field(description="New absolute path.", examples=["/workspace/results"])
     overwrite: bool = Field(default=False, description="Replace an existing file.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
 
@@ -156,7 +156,7 @@ class UploadArchiveResponse(ResponseModel):
 class CreateSignedUrlRequest(RequestModel):
     """Options of a signed URL."""
 
-    path: Text = Field(description="Absolute path in the sandbox.", examples=["/workspace/report.pdf"])
+    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/report.pdf"])
     method: Literal["GET", "PUT"] = Field(default="GET", description="`GET` reads the file, `PUT` writes it.")
     expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds for which the URL is valid, 1 to 604,800.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
@@ -174,7 +174,7 @@ class SignedUrlQuery(QueryModel):
     """Signed parameters. All are required, and none can be changed."""
 
     sandbox: str = Field(description="Id of the sandbox.")
-    path: Text = Field(description="Absolute path of the file in the sandbox.")
+    path: AbsolutePath = Field(description="Absolute path of the file in the sandbox.")
     user: UserName = Field(description="User whose permissions apply.")
     key: str = Field(description="Id of the key that created the URL.")
     expires: int = Field(description="End of validity in seconds since 1970 (UTC).")

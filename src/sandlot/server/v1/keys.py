@@ -13,7 +13,7 @@ from sandlot.model.access import UNBOUNDED, KeyFormat, KeyUsage, Principal, Quot
 from sandlot.model.network import NetworkMode
 from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.model.repositories import Position
-from sandlot.server.v1.common import PROBLEM, documented_response
+from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
@@ -164,7 +164,7 @@ class KeysResponse(ResponseModel):
 class KeysQuery(QueryModel):
     """Page of the list of keys."""
 
-    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     limit: int = Field(default=100, ge=1, le=1000, description="Largest number of keys.")
 
 

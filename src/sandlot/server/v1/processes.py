@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import (
@@ -47,6 +47,15 @@ class TerminalSize(RequestModel):
 
 class CreateProcessRequest(RequestModel):
     """Program or shell command to run. Exactly one of `command` and `argv` is required."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["command"], "properties": {"command": {"type": "string"}}},
+                {"required": ["argv"], "properties": {"argv": {"type": "array"}}},
+            ]
+        }
+    )
 
     command: Text | None = Field(default=None, description="Command line for the shell of the image: bash if it is installed, otherwise sh.")
     argv: Texts | None = Field(default=None, description="Program and arguments.")

@@ -29,7 +29,7 @@ from sandlot.model.sandboxes import (
     states_of,
 )
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout, VolumeMount
-from sandlot.server.v1.common import PROBLEM, documented_response
+from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
@@ -305,7 +305,7 @@ class SandboxesResponse(ResponseModel):
 class SandboxesQuery(QueryModel):
     """Filter and page of a list of sandboxes."""
 
-    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     limit: int = Field(default=100, ge=1, le=1000, description="Maximum number of sandboxes of the page.")
     ended: bool = Field(default=False, description="Include ended sandboxes while their records are kept.")
     state: Text | None = Field(default=None, description="State of the sandboxes, or several states separated by commas.")

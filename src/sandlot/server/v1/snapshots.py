@@ -11,7 +11,7 @@ from pydantic import Field
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
-from sandlot.server.v1.common import PROBLEM, documented_response
+from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.server.v1.sandboxes import LimitsResponse, NetworkResponse
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
@@ -82,7 +82,7 @@ class SnapshotsResponse(ResponseModel):
 class SnapshotsQuery(QueryModel):
     """Page of a list of snapshots."""
 
-    cursor: Text | None = Field(default=None, description="`next_cursor` of the previous page.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     limit: int = Field(default=100, ge=1, le=1000, description="Maximum number of snapshots of the page.")
 
 
