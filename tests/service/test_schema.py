@@ -178,7 +178,7 @@ class World:
 
 def endless(case: Case[Any]) -> bool:
     """Whether it asks for events that never end."""
-    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list", "executions_logs"}
+    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list", "sandboxes_get_logs"}
 
 
 @pytest.fixture(scope="module")
@@ -220,48 +220,47 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "sandboxes_create": {"body": {"template": TEMPLATE, "isolation": "container", "timeout": 60, "metadata": {"a": "b"}}},
     "sandboxes_update": {"body": {"timeout": 600, "metadata": {}, "limits": {"pids": 300}, "on_timeout": "kill", "auto_resume": True}},
     "sandboxes_resume": {"body": {"timeout": 600}},
-    "sandboxes_wake": {"body": {}},
     "sandboxes_hibernate": lambda world: {"path_parameters": {"sandbox": world.deep.id}},
-    "sandboxes_fork": lambda world: {"path_parameters": {"sandbox": world.deep.id}, "body": {"count": 1, "timeout": 60}},
+    "forks_create": lambda world: {"path_parameters": {"sandbox": world.deep.id}, "body": {"count": 1, "timeout": 60}},
     "sandboxes_promote": lambda world: {"path_parameters": {"sandbox": world.deep.fork()[0].id}},
-    "snapshots_take": {"body": {"kind": "files"}},
+    "snapshots_create": {"body": {"kind": "files"}},
     "pools_create": lambda _world: {"body": {**EMPTY_POOL, "limits": {"pids": 100 + secrets.randbelow(1000)}}},
-    "pools_change": {"body": {"warm": 0, "max": 0}},
-    "processes_start": {"body": {"command": "echo hello; echo oops >&2"}},
+    "pools_update": {"body": {"warm": 0, "max": 0}},
+    "processes_create": {"body": {"command": "echo hello; echo oops >&2"}},
     "processes_send_signal": {"body": {"signal": "SIGCONT"}},
     "processes_get_output": lambda world: {"path_parameters": {"process": world.process("echo hello; echo oops >&2")}},
     "processes_wait": lambda world: {"path_parameters": {"process": world.process("true")}},
     "terminals_resize": lambda world: {"path_parameters": {"process": world.process("cat", pty={})}, "body": {"rows": 30, "cols": 100}},
-    "processes_write_input": {"body": b"hello", "media_type": BINARY},
+    "processes_write_stdin": {"body": b"hello", "media_type": BINARY},
     "packages_install": {"body": {"packages": ["six"]}},
     "code_run": {"body": {"code": "print(6 * 7)\n6 * 7"}},
     "code_get": lambda world: {"path_parameters": {"execution": world.sandbox.run_code("import sys; print(1, file=sys.stderr); 2").id}},
     "contexts_create": {"body": {"language": "python"}},
-    "execute_run": {"body": {"language": "bash", "code": "echo 42", "expected_output": "42", **THROWAWAY}},
-    "execute_run_batch": {"body": {"items": [{"language": "bash", "code": "exit 1", **THROWAWAY}, {"language": "none"}]}},
+    "programs_run": {"body": {"language": "bash", "code": "echo 42", "expected_output": "42", **THROWAWAY}},
+    "programs_run_batch": {"body": {"items": [{"language": "bash", "code": "exit 1", **THROWAWAY}, {"language": "none"}]}},
     "events_list": {"query": {"after": 0}},
-    "executions_logs": lambda world: {"path_parameters": {"sandbox": world.spoken().id}},
+    "sandboxes_get_logs": lambda world: {"path_parameters": {"sandbox": world.spoken().id}},
     "files_read": FILE,
     "files_write": {**FILE, "body": b"hello", "media_type": BINARY},
     "files_list_directory": FOLDER,
-    "files_remove": lambda world: {"query": {"path": world.sandbox.files.write("/workspace/doomed", "x").path}},
+    "files_delete": lambda world: {"query": {"path": world.sandbox.files.write("/workspace/doomed", "x").path}},
     "files_exists": FILE,
     "files_stat": FILE,
-    "files_make_directory": {"body": {"path": "/workspace/made"}},
+    "files_create_directory": {"body": {"path": "/workspace/made"}},
     "files_move": {"body": {"path": "/workspace/folder/file", "to": "/workspace/folder/file", "overwrite": True}},
-    "files_pack": FOLDER,
-    "files_unpack": {**FOLDER, "body": archive(), "media_type": "application/x-tar"},
+    "files_download_archive": FOLDER,
+    "files_upload_archive": {**FOLDER, "body": archive(), "media_type": "application/x-tar"},
     "files_watch": FOLDER,
     "files_create_watcher": {"body": {"path": "/workspace/folder"}},
     "volumes_create": lambda _world: {"body": volume()},
     "volumes_attach": World.to_attach,
     "volumes_detach": World.to_detach,
     "webhooks_create": {"body": WEBHOOK},
-    "webhooks_change": {"body": {"enabled": True}},
-    "files_sign": {"body": {"path": "/workspace/file"}},
+    "webhooks_update": {"body": {"enabled": True}},
+    "files_create_signed_url": {"body": {"path": "/workspace/file"}},
     "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
-    "file_store_inject": lambda world: {"body": {"file_ids": [world.stored()]}},
-    "file_store_keep": {"body": {"path": "/workspace/file"}},
+    "file_store_import": lambda world: {"body": {"file_ids": [world.stored()]}},
+    "file_store_export": {"body": {"path": "/workspace/file"}},
     "keys_create": {"body": {"name": "another"}},
 }
 """Operation -> what a good request of it has beside the names in its path, where that is anything."""
@@ -279,14 +278,15 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "webhook": World.webhook,
     "key": World.new_key,
     "port": lambda _: "8000",
+    "template": lambda _: TEMPLATE,
 }
 """Name in a path -> something that there is."""
 
-REFUSED = {"service_stop": 403, "processes_terminal": 400, "sandboxes_tunnel": 426, "files_read_signed": 403, "files_write_signed": 403}
+REFUSED = {"service_stop": 403, "terminals_connect": 400, "tunnels_connect": 426, "files_read_signed": 403, "files_write_signed": 403}
 """What cannot be asked well over TCP, or with what is here alone."""
 
 
-COSTLY = {"sandboxes_hibernate", "sandboxes_fork", "sandboxes_promote"}
+COSTLY = {"sandboxes_hibernate", "forks_create", "sandboxes_promote"}
 """What one good request shows; of many, a hundred forks might be asked for, so those are about a sandbox that says no."""
 
 
@@ -405,6 +405,6 @@ def fuzz(world: World, operation: str, mode: GenerationMode, examples: int, *, f
 )
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.name.lower())
 def test_generated_requests_are_answered_as_documented(world: World, mode: GenerationMode, examples: int, is_fixed: bool) -> None:  # noqa: FBT001
-    # service_health takes nothing, so that no request of it can be invalid.
-    names = [name for name in OPERATIONS if (name, mode) != ("service_health", GenerationMode.NEGATIVE)]
+    # service_get_health takes nothing, so that no request of it can be invalid.
+    names = [name for name in OPERATIONS if (name, mode) != ("service_get_health", GenerationMode.NEGATIVE)]
     assert failures(names, lambda name: fuzz(world, name, mode, examples, fixed=is_fixed)) == {}
