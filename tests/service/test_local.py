@@ -107,7 +107,7 @@ os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 for folder in sys.argv[1:]:
     try:
-        Client(data_dir=folder).version()
+        Client(data_dir=folder).service.version()
     except Exception as error:
         print(repr(error), error, getattr(error, "hint", ""))
 """

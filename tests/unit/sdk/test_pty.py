@@ -43,7 +43,7 @@ async def test_asynchronous_and_synchronous(tmp_path: Path) -> None:
 
 async def _asynchronous(at: Bench, id_: str) -> None:
     sandbox = await AsyncSandbox.connect(id_, url=f"unix://{at.service.settings.socket}")
-    async with await sandbox.pty.create("stty -echo; echo ready; read x; stty size; read x; exit 3", rows=30, cols=90) as screen:
+    async with sandbox.pty.create("stty -echo; echo ready; read x; stty size; read x; exit 3", rows=30, cols=90) as screen:
         assert screen.pid is not None
         assert await screen.read() == b"ready\r\n"
         await screen.resize(10, 20)
@@ -51,7 +51,7 @@ async def _asynchronous(at: Bench, id_: str) -> None:
         assert await screen.read() == b"10 20\r\n"
         left_at = screen.offset
     assert (await sandbox.commands.get(screen.id)).running, "it outlives who looks"
-    async with await sandbox.pty.connect(screen.id, offset=left_at) as again, await sandbox.pty.connect(screen.id) as other:
+    async with sandbox.pty.connect(screen.id, offset=left_at) as again, sandbox.pty.connect(screen.id) as other:
         await again.send_eof()
         assert (await again.wait()).exit_code == 3
         assert b"".join([piece async for piece in other]) == b"ready\r\n10 20\r\n"
