@@ -205,7 +205,7 @@ def test_sandbox_is_created_listed_inspected_used_and_removed(sandlot: Commands,
     (row,) = [line.split() for line in sandlot.ok("ls").splitlines() if line.startswith(id_)]
     assert row[1:5] == ["mine", "base", "gvisor", "running"]
     (told,) = [each for each in json.loads(sandlot.ok("ls", "--json")) if each["id"] == id_]
-    assert (told["metadata"], told["timeout_s"]) == ({"k": "v"}, 100)
+    assert (told["metadata"], told["timeout"]) == ({"k": "v"}, 100)
     assert id_ in sandlot.ok("ls", "--quiet").split()
     facts = dict(line.split(maxsplit=1) for line in sandlot.ok("info", id_).splitlines() if not line.startswith(("ends in", "metadata")))
     assert (facts["isolation"], facts["state"], facts["memory"], facts["disk"], facts["pids"]) == ("gvisor", "running", "256M", "5G", "512")
