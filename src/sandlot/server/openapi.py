@@ -103,7 +103,7 @@ _HEADERS = {
     },
 }
 _SCHEMAS = "#/components/schemas/{model}"
-_UPGRADE = "101"
+_UPGRADE, _NO_CONTENT = "101", "204"
 
 
 def operation_id(route: APIRoute) -> str:
@@ -162,6 +162,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
                 parameter["schema"] = {**parameter["schema"], "pattern": f"^{PATTERNS[parameter['name']]}$"}
     operation["responses"] = {status: dict(response) for status, response in operation["responses"].items()}
     for status, response in operation["responses"].items():
+        if status == _NO_CONTENT:
+            response["description"] = "Deleted." if "_delete" in operation["operationId"] else "Done."
         headers = response.setdefault("headers", {})
         headers.setdefault("X-Request-ID", {"$ref": "#/components/headers/RequestId"})
         if not status.startswith(("1", "2")):

@@ -21,7 +21,7 @@ _WARM = "Number of warm sandboxes that are kept ready."
 
 _MAX = "Maximum number of warm sandboxes, including those that are being started. The pool grows while requests find no warm sandbox."
 
-_PREPARED = "Number of prepared sandboxes that are kept ready. They restore the template snapshot faster than new sandboxes. Operators only."
+_PREPARED = "Number of prepared sandboxes that are kept ready, which restore the template snapshot faster than new sandboxes. Operators only."
 
 
 class CreatePoolRequest(RequestModel):

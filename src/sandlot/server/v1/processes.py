@@ -89,7 +89,7 @@ class CreateProcessRequest(RequestModel):
         if self.pty is not None and (self.stdin is not None or not self.background):
             raise ValueError("`pty` needs `background` and excludes `stdin`.")
         if self.track is not None and self.background:
-            raise ValueError("'track' is for a process that is waited for: nobody would be told in the background.")
+            raise ValueError("`track` and `background` cannot both be set.")
         return self
 
     def spec(self) -> ProcessSpec:
