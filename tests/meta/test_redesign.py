@@ -22,7 +22,6 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name
 NOT_DONE = {
     "cli",
     "compat",
-    "compat/e2b",
     "compat/tensorlake",
     "sdk",
 }

@@ -1,4 +1,4 @@
-"""E2B. ``COVERAGE.md`` lists every call."""
+"""E2B: control plane, envd and code interpreter. ``COVERAGE.md`` lists every call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/how-to/move-from-e2b.md of Sandlot says which of E2B's calls there are.",
-    root_router=routes.ROOT,
-    authenticate=access.admit,
+    help="docs/how-to/move-from-e2b.md of Sandlot lists the supported calls of E2B.",
+    root_router=routes.root_router,
+    authenticate=access.authenticate,
     headers=errors.headers,
 )

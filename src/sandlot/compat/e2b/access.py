@@ -1,55 +1,56 @@
-"""Who may speak to a sandbox without a key, and which sandbox is meant: what E2B's clients say in headers, in place of a host name.
+"""Access to the inside of a sandbox with its token, and the sandbox that a request is about. E2B's clients send both in headers.
 
-A client is given two tokens with its sandbox, which here are one: ``envdAccessToken`` comes back as ``X-Access-Token``, ``trafficAccessToken`` as
-``E2B-Traffic-Access-Token``, which is all that calls about code contexts show.
+A client gets one token under two names when it creates a sandbox: it sends ``envdAccessToken`` as ``X-Access-Token``, and ``trafficAccessToken`` as
+``E2B-Traffic-Access-Token``, which is the only credential of calls about code contexts.
 
-Laws:
-- A token is good for what is done inside of its own sandbox, and for nothing of the control plane.
-- A URL that was signed with one is good for the file that it names, and for the sandbox whose token it was, whichever the header says.
-- A sandbox that there is not (any more) is told as E2B's proxy tells it: 502, "was not found".
+Invariants:
+- A token opens the inside of its own sandbox, and no call of the control plane.
+- A URL that is signed with a token opens the named file of the token's sandbox, whatever sandbox the header names.
+- A sandbox that does not exist or has ended is reported as by E2B's proxy: 502, "was not found".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
+from sandlot.compat.common import is_ending
 from sandlot.compat.e2b.envd import signed_urls
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
 from sandlot.model.sandboxes import SandboxInfo
-from sandlot.model.states import SUSPENDED, State
+from sandlot.model.states import SUSPENDED
 from sandlot.web.auth import request_api_key
 from sandlot.web.dependencies import get_node, get_principal
 
-PREFIX = "/e2b"
-FILES = "/files"
-"""PrefixRouter the prefix, and at the root of the port, where signed URLs lead."""
+PREFIX: Final = "/e2b"
+FILES: Final = "/files"
+"""Path of file contents, below the prefix and at the root of the port, where signed URLs lead."""
 
 SANDBOX, PORT = "e2b-sandbox-id", "e2b-sandbox-port"
-TOKENS = ("x-access-token", "e2b-traffic-access-token")
+TOKENS: Final = ("x-access-token", "e2b-traffic-access-token")
 
-INSIDE = ("health", "files", "execute", "contexts", "process.Process", "filesystem.Filesystem")
-"""How the paths begin, below the prefix, that are about one sandbox's inside."""
+INSIDE: Final = ("health", "files", "execute", "contexts", "process.Process", "filesystem.Filesystem")
+"""First path segments, below the prefix, of calls to the inside of a sandbox."""
 
 ENVD_PORT, INTERPRETER_PORT = "49983", "49999"
-"""What clients say in :data:`PORT`: which of E2B's servers inside is meant. Paths tell them apart here; another's port is nobody's."""
+"""Values of the header :data:`PORT`, which names a server of E2B in the sandbox. Here the path decides; other ports are refused."""
 
-_INTERPRETER = ("execute", "contexts")
-_SIGNED = frozenset({FILES, PREFIX + FILES})
-_FOUND = "e2b.sandbox"
-"""In a request's state: the sandbox that was found to be meant by whoever shows no key; it counts, whatever the header says."""
+_INTERPRETER: Final = ("execute", "contexts")
+_SIGNED: Final = frozenset({FILES, PREFIX + FILES})
+_FOUND: Final = "e2b.sandbox"
+"""Key in the state of a request: id of the sandbox whose token authenticated the request. It takes precedence over the header."""
 _TOKENS = tuple(name.encode() for name in TOKENS)
 
 
-async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
-    """Who sends a request that shows a sandbox's token, or comes by a URL that was signed with one; None where it does neither.
+async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None:
+    """Return the principal of a request with a sandbox's token or a signed URL; None if it has neither.
 
     Raises:
-        AuthenticationError: It comes by a URL that was not signed like that, or holds no more.
+        AuthenticationError: The signature of the URL is invalid or expired.
     """
     if not is_inside(scope["path"]):
         return None
@@ -58,73 +59,73 @@ async def admit(scope: Mapping[str, Any], node: Node) -> Principal | None:
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
         if token and (principal := node.tokens.principal_of_token(token, sandbox)) is not None:
-            scope["state"][_FOUND] = sandbox  # which of several headers a reader takes is nothing to rely on
+            scope["state"][_FOUND] = sandbox  # if there are several headers, readers may choose different ones
             return principal
     if scope["path"] not in _SIGNED or not signed_urls.is_signed(scope) or request_api_key(scope["headers"]):
         return None
-    signer = await signed_urls.sandbox_for(scope, node, sandbox)
+    signer = await signed_urls.find_signer(scope, node, sandbox)
     scope["state"][_FOUND] = signer
     return node.tokens.principal_of_token(node.tokens.sandbox_token(OPERATOR, signer), signer)
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path, prefix included, is about a sandbox's inside. Pure."""
-    return path == FILES or (path.startswith(PREFIX + "/") and _first(path) in INSIDE)
+    """Return whether a path, prefix included, is about the inside of a sandbox. Pure."""
+    return path == FILES or (path.startswith(PREFIX + "/") and _first_segment(path) in INSIDE)
 
 
-def _first(path: str) -> str:
+def _first_segment(path: str) -> str:
     return path.removeprefix(PREFIX)[1:].partition("/")[0]
 
 
 def check_port(path: str, port: str) -> None:
-    """Refuse what is for somebody's own server inside. Pure.
+    """Refuse a request to a server in the sandbox that is not E2B's. Pure.
 
     Args:
-        path: The request's, prefix included.
-        port: What it says of the port; empty is nothing.
+        path: Path of the request, prefix included.
+        port: Value of the header :data:`PORT`. Empty: the request has no such header.
 
     Raises:
-        UnsupportedError: Another port is meant than that of the server that has such paths.
+        UnsupportedError: The port is not that of the E2B server with such paths.
     """
-    known = INTERPRETER_PORT if _first(path) in _INTERPRETER else ENVD_PORT
+    known = INTERPRETER_PORT if _first_segment(path) in _INTERPRETER else ENVD_PORT
     if port not in {"", known}:
         raise UnsupportedError(
-            f"Port {port[:20]!r} of a sandbox is not reached by E2B's API here.",
+            f"Port {port[:20]!r} of a sandbox cannot be reached through the E2B API.",
             code=ErrorCode.UNSUPPORTED,
-            hint=f"What is asked here is port {known}'s; Sandlot's own API has tunnels to the others.",
+            hint=f"This path belongs to port {known}. Use a tunnel of Sandlot's own API for other ports.",
             fields={"field": "E2b-Sandbox-Port"},
         )
 
 
-async def sandbox_of(request: HTTPConnection) -> SandboxInfo:
-    """The sandbox whose inside a request is about.
+async def find_requested_sandbox(request: HTTPConnection) -> SandboxInfo:
+    """Return the sandbox whose inside a request is about.
 
     Raises:
-        InvalidRequestError: It does not say which.
-        UnsupportedError: It is for another port than E2B's own servers have.
-        SandboxEndedError: There is none, or none any more, or it is somebody else's.
-        ConflictError: ``sandbox_paused``: it rests, and is not to be resumed by this.
+        InvalidRequestError: The request names no sandbox.
+        UnsupportedError: The request names a port that is not E2B's.
+        SandboxEndedError: The sandbox does not exist, has ended, or belongs to another owner.
+        ConflictError: The sandbox is paused and is not resumed by requests (code ``sandbox_paused``).
     """
     check_port(request.scope["path"], request.headers.get(PORT, ""))
     sandbox = request.scope["state"].get(_FOUND) or request.headers.get(SANDBOX, "")
     if not sandbox:
         raise InvalidRequestError(
-            "The request does not say which sandbox it is for.",
-            hint=f"Set E2B_SANDBOX_URL to this service's address with {PREFIX} at its end; the client then sends the header E2b-Sandbox-Id.",
+            "The request names no sandbox.",
+            hint=f"Set E2B_SANDBOX_URL to the address of this service with {PREFIX}; the client then sends the header E2b-Sandbox-Id.",
             fields={"field": "E2b-Sandbox-Id"},
         )
     node, principal = get_node(request), get_principal(request)
     try:
         found = await node.sandboxes.get(principal, sandbox)
     except NotFoundError:
-        raise gone(sandbox) from None
-    if found.id != sandbox or found.is_over or found.state is State.STOPPING:
-        raise gone(sandbox)
+        raise not_running(sandbox) from None
+    if found.id != sandbox or is_ending(found):
+        raise not_running(sandbox)
     if found.state in SUSPENDED and not found.spec.auto_resume:
-        return await node.sandboxes.ensure_running(principal, found.id)  # raises, unless it was resumed just now
+        return await node.sandboxes.ensure_running(principal, found.id)  # raises, unless the sandbox was resumed just now
     return found
 
 
-def gone(sandbox: str) -> SandboxEndedError:
-    """What is told of a sandbox that there is not, in the words by which E2B's clients know it."""
+def not_running(sandbox: str) -> SandboxEndedError:
+    """Return the error for a sandbox that does not exist or run, with the phrase that E2B's clients look for."""
     return SandboxEndedError(f"The sandbox {sandbox[:64]} was not found.", code=ErrorCode.SANDBOX_ENDED, fields={"sandbox": sandbox[:64]})

@@ -1,25 +1,25 @@
-"""Failures as E2B's control plane and its code interpreter tell them: ``{"code": 404, "message": ...}`` and that status.
+"""Errors of E2B's control plane and code interpreter: ``{"code": 404, "message": ...}`` with the same status.
 
-Clients choose by the status. 502 is what E2B's proxy answers in front of a sandbox that there is not, and its clients look for "was not found" in
-the message: so is told whatever the inside of a sandbox is asked that has ended, or is paused, or ends while it is asked. The control plane tells 404
-in its place (:mod:`sandlot.compat.e2b.control`). What Connect's RPCs answer is in ``envd/errors.py``.
+Clients choose the exception by the status. For a sandbox that does not exist, E2B's proxy responds with 502, and clients look for "was not found" in
+the message. So calls to the inside of a sandbox that has ended, is paused or ends meanwhile are 502; the control plane responds with 404 instead
+(:mod:`sandlot.compat.e2b.control`). Errors of Connect RPCs are in ``envd/errors.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.vendor import ErrorTableEntry, VendorErrorDetails, error_table
 from sandlot.model.errors import ErrorCode
 
-NOT_FOUND = "was not found"
-"""What clients look for in the message of a 502."""
+NOT_FOUND: Final = "was not found"
+"""Phrase that clients look for in the message of a 502."""
 
-ASKED_AGAIN = frozenset({429, 502, 503, 504})
-"""Statuses after which the control plane's clients wait, as ``Retry-After`` says or a little, and ask again, three times (e2b, ``retry.py``)."""
+RETRIED_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""Statuses after which clients of the control plane repeat a request up to three times, after ``Retry-After`` or a short time (``retry.py``)."""
 
-_GONE = ErrorTableEntry(502, "unavailable")
+_NOT_RUNNING = ErrorTableEntry(502, "unavailable")
 
 TABLE = error_table(
     invalid=ErrorTableEntry(400, "invalid_argument"),
@@ -35,25 +35,25 @@ TABLE = error_table(
     unavailable=ErrorTableEntry(503, "unavailable"),
     internal=ErrorTableEntry(500, "internal"),
     others={
-        ErrorCode.SANDBOX_ENDED: _GONE,
-        ErrorCode.SANDBOX_PAUSED: _GONE,  # at E2B too a paused one is not running, and what does not resume it does not find it
+        ErrorCode.SANDBOX_ENDED: _NOT_RUNNING,
+        ErrorCode.SANDBOX_PAUSED: _NOT_RUNNING,  # at E2B, too, a paused sandbox is not found by calls that do not resume it
         ErrorCode.SNAPSHOT_UNUSABLE: ErrorTableEntry(409, "failed_precondition"),
     },
 )
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What clients read. Pure."""
-    return {"code": details.entry.status, "message": told(details)}
+    """Return the error body. Pure."""
+    return {"code": details.entry.status, "message": client_message(details)}
 
 
 def headers(details: VendorErrorDetails) -> Mapping[str, str]:
-    """``Should-Retry: false`` where clients would ask again by themselves, and would be refused again. Pure."""
-    return {"Should-Retry": "false"} if details.entry.status in ASKED_AGAIN and details.retry_after_s is None else {}
+    """Return ``Should-Retry: false`` if clients would repeat the request without a chance of success. Pure."""
+    return {"Should-Retry": "false"} if details.entry.status in RETRIED_STATUSES and details.retry_after_s is None else {}
 
 
-def told(details: VendorErrorDetails) -> str:
-    """The message, with the words by which clients know that a sandbox is no more. Pure."""
-    if details.entry is not _GONE or NOT_FOUND in details.message:
+def client_message(details: VendorErrorDetails) -> str:
+    """Return the message, with the phrase by which clients recognize that a sandbox does not run. Pure."""
+    if details.entry is not _NOT_RUNNING or NOT_FOUND in details.message:
         return details.message
     return f"The sandbox {NOT_FOUND}: {details.message}"

@@ -1,4 +1,4 @@
-"""The routes of E2B's API, below ``/e2b``: control plane, envd and code interpreter, told apart by their paths."""
+"""Routes of the E2B API, below ``/e2b``: control plane, envd and code interpreter, which have different paths."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from sandlot.compat.e2b.envd import routes as envd
 from sandlot.compat.e2b.interpreter import routes as interpreter
 from sandlot.compat.vendor import not_supported
 
-ROOT = envd.ROOT
-
 router = APIRouter()
+root_router = envd.root_router
 
-_BUILDS = "Templates are built by the service's operator; a snapshot keeps what was installed in a sandbox, and is used as a template is."
-_VOLUMES = "Make volumes by Sandlot's own API (POST /v1/volumes), and mount them by volume_mounts."
-_SECRETS = "Give the sandbox what it needs to know as envs."
-_TEAMS = "There are no teams: whatever is made belongs to its key."
+_BUILDS = "Install packages in a sandbox and take a snapshot, which can be used like a template. Templates are built by the operator."
+_VOLUMES = "Create volumes with Sandlot's own API (POST /v1/volumes), and attach them with volume_mounts."
+_SECRETS = "Pass secrets to the sandbox as envs."
+_TEAMS = "There are no teams: everything belongs to the API key."
 
-for _method, _path, _why in (
+for _method, _path, _hint in (
     ("POST", "/v3/templates", _BUILDS),
     ("POST", "/v2/templates", _BUILDS),
     ("POST", "/templates", _BUILDS),
@@ -39,7 +38,7 @@ for _method, _path, _why in (
     ("DELETE", "/secrets/{secret}", _SECRETS),
     ("GET", "/teams", _TEAMS),
 ):
-    not_supported(router, _method, _path, _why)
+    not_supported(router, _method, _path, _hint)
 
 for _part in (history, sandboxes, snapshots, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
     router.routes.extend(_part.router.routes)

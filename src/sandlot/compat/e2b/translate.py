@@ -1,19 +1,18 @@
-"""E2B's words into ours and back. Pure.
+"""Translation between E2B's control plane and the node. Pure.
 
-Laws:
-- The template that was asked for is given back by that name; it is in the sandbox's metadata, among the service's own words, which are hidden here.
-- A sandbox that E2B's client made is a sandbox like any other, and any other of the same key is one for E2B's client.
+Invariants:
+- Every sandbox of the key is a sandbox of this API, whichever API created it.
+- The template is returned by the name that the client passed, which is stored in a label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
-from sandlot.compat.e2b.control.schemas import CreateBody, NetworkBody
+from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -21,10 +20,11 @@ from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, check_rese
 from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
-NAME = "e2b"
+VENDOR: Final = "e2b"
+"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
 
 TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
-"""What E2B calls a template -> ours."""
+"""Template name of E2B -> template name of Sandlot."""
 
 RUNNING, PAUSED = "running", "paused"
 STATES: Mapping[State, str] = MappingProxyType(
@@ -38,146 +38,152 @@ STATES: Mapping[State, str] = MappingProxyType(
         State.WAKING: PAUSED,
     }
 )
-"""Our state -> E2B's; a sandbox in any other is none there."""
+"""State -> state of E2B. Sandboxes in other states are not visible."""
 
-ALL_TRAFFIC = "0.0.0.0/0"
+ALL_TRAFFIC: Final = "0.0.0.0/0"
 
-_FIXED = "It is refused rather than ignored. pip, npm and apt work all the same, through the service's package indexes."
-_LEAST_TIMEOUT_S = 1.0
+_NETWORK_HINT: Final = "It is refused rather than ignored. pip, npm and apt work through the package indexes of the service."
+_MIN_TIMEOUT_S: Final = 1.0
 
 
-def plain(name: str) -> str:
-    """A template's name without the tag that says its newest build: there is only one."""
+def without_tag(name: str) -> str:
+    """Return the name of a template without the tag of its newest build, which is the only one."""
     return name.removesuffix(":latest").removesuffix(":default")
 
 
-def ours(name: str) -> str:
-    """What we call a template of E2B's; any other name as it is."""
-    return TEMPLATES.get(plain(name), plain(name))
+def template_name(name: str) -> str:
+    """Return the name of a template in Sandlot. A name that E2B does not have is returned unchanged."""
+    return TEMPLATES.get(without_tag(name), without_tag(name))
 
 
-def names(known: Collection[str]) -> list[str]:
-    """What templates may be called, given ours."""
-    return sorted({*known, *(theirs for theirs, own in TEMPLATES.items() if own in known)})
+def all_names(templates: Collection[str]) -> list[str]:
+    """Return all names of templates, given those of Sandlot."""
+    return sorted({*templates, *(e2b_name for e2b_name, name in TEMPLATES.items() if name in templates)})
 
 
 def names_of(template: str) -> list[str]:
-    """All that one of our templates may be called."""
-    return [template, *(theirs for theirs, own in TEMPLATES.items() if own == template and theirs != template)]
+    """Return all names of one template, given that of Sandlot."""
+    return [template, *(e2b_name for e2b_name, name in TEMPLATES.items() if name == template and e2b_name != template)]
 
 
-def no_template(name: str, known: Collection[str]) -> NotFoundError:
-    """What is told of a template that there is not."""
+def template_not_found(name: str, templates: Collection[str]) -> NotFoundError:
+    """Return the error for an unknown template."""
     return NotFoundError(
         f"There is no template or snapshot {name[:64]!r}.",
         code=ErrorCode.TEMPLATE_NOT_FOUND,
-        hint=f"Templates are: {', '.join(names(known))}. Templates of one's own are not built here; snapshots are listed by GET /snapshots.",
+        hint=f"Use one of: {', '.join(all_names(templates))}, or a snapshot of GET /snapshots.",
         fields={"template": name[:64]},
     )
 
 
-def new_sandbox(body: CreateBody, timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
-    """A sandbox as core makes it.
+def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
+    """Return the create request of a sandbox.
 
     Args:
-        body: As it was asked for.
-        timeout_s: Its timeout where the body has none.
-        snapshot: The snapshot that it starts from; None is a template.
+        body: Request of the client.
+        default_timeout_s: Timeout if the request has none.
+        snapshot: Snapshot from which the sandbox starts. None: it starts from a template.
 
     Raises:
-        InvalidRequestError: A name in the metadata is the service's own.
-        UnsupportedError: It asks for what is not enforced here.
+        InvalidRequestError: A metadata name is reserved.
+        UnsupportedError: The request has an option that Sandlot does not enforce.
     """
     metadata = body.metadata or {}
     check_reserved_names(metadata)
     check_unsupported(body)
     return CreateSandboxParams(
-        template=None if snapshot is not None else ours(body.template_id),
+        template=None if snapshot is not None else template_name(body.template_id),
         snapshot=snapshot,
         env=body.env_vars or {},
-        metadata={**metadata, VENDOR_KEY: NAME, TEMPLATE_KEY: body.template_id},
-        timeout_s=timeout_s if body.timeout is None else timeout(body.timeout),
-        network=network_of(allow=body.allow_internet_access, network=body.network),
+        metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},
+        timeout_s=default_timeout_s if body.timeout is None else timeout_s(body.timeout),
+        network=network_policy(allow=body.allow_internet_access, network=body.network),
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
     )
 
 
-def timeout(seconds: float) -> float:
-    """A timeout as core takes it: E2B's may be 0, which ends a sandbox as soon as possible."""
-    return _LEAST_TIMEOUT_S if 0 <= seconds < _LEAST_TIMEOUT_S else seconds
+def timeout_s(seconds: float) -> float:
+    """Return a timeout. E2B allows 0, which ends a sandbox as soon as possible."""
+    return _MIN_TIMEOUT_S if 0 <= seconds < _MIN_TIMEOUT_S else seconds
 
 
-def check_unsupported(body: CreateBody) -> None:
-    """Refuse what is asked for and means nothing here.
+def check_unsupported(body: CreateSandboxRequest) -> None:
+    """Refuse options that Sandlot does not have.
 
     Raises:
-        UnsupportedError: It is; says what to do.
+        UnsupportedError: The request has such an option.
     """
     if not body.auto_pause_memory:
-        raise without_memory("autoPauseMemory")
+        raise memory_required("autoPauseMemory")
     if body.mcp:
-        raise _unsupported("An MCP gateway", "Start the MCP server in the sandbox by a command.", "mcp")
+        raise _unsupported("An MCP gateway", "Start the MCP server in the sandbox with a command.", "mcp")
     if any((body.iam or {}).values()):
-        raise _unsupported("Workload identity", "Give what the code needs to know as envs.", "iam")
+        raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
     if body.secure is False:
-        raise _unsupported("A sandbox without a token", "Leave it out: clients show the token by themselves.", "secure")
+        raise _unsupported("A sandbox without a token", "Omit secure: clients send the token automatically.", "secure")
 
 
-def network_of(*, allow: bool | None, network: NetworkBody | None) -> NetworkPolicy | None:
-    """The network policy that was asked for; None where nothing was said that differs from the default.
+def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> NetworkPolicy | None:
+    """Return the network policy of a request. None: the default.
+
+    Args:
+        allow: Value of ``allow_internet_access``.
+        network: Value of ``network``.
 
     Raises:
-        UnsupportedError: It cannot be enforced.
+        UnsupportedError: Sandlot cannot enforce the policy.
     """
-    if allow:  # no client says so unless it was told to
-        raise _unsupported("Internet access", f"Leave allow_internet_access out. {_FIXED}", "allow_internet_access")
-    asked = network or NetworkBody()
-    for name, given in asked.beyond().items():
-        raise _unsupported(f"'{name}' of the network ({str(given)[:50]})", _FIXED, f"network.{name}")
+    if allow:  # clients send the field only if the user passes it
+        raise _unsupported("Internet access", f"Omit allow_internet_access. {_NETWORK_HINT}", "allow_internet_access")
+    options = network or NetworkOptions()
+    for name, value in options.unsupported().items():
+        raise _unsupported(f"'{name}' of the network ({str(value)[:50]})", _NETWORK_HINT, f"network.{name}")
     closed = False
-    if asked.deny_out:
-        if set(asked.deny_out) != {ALL_TRAFFIC} or asked.allow_out:
-            raise _unsupported("A list of denied addresses", f"{_FIXED} deny_out=['{ALL_TRAFFIC}'] alone closes the network.", "network.denyOut")
+    if options.deny_out:
+        if set(options.deny_out) != {ALL_TRAFFIC} or options.allow_out:
+            raise _unsupported(
+                "A list of denied addresses", f"{_NETWORK_HINT} Pass deny_out=['{ALL_TRAFFIC}'] alone to close the network.", "network.denyOut"
+            )
         closed = True
-    if asked.allow_out:
-        raise _unsupported("A list of allowed addresses", _FIXED, "network.allowOut")
+    if options.allow_out:
+        raise _unsupported("A list of allowed addresses", _NETWORK_HINT, "network.allowOut")
     return NetworkPolicy(NetworkMode.NONE) if closed or allow is False else None
 
 
 def check_same_network(sandbox: SandboxInfo, wanted: NetworkPolicy | None) -> None:
-    """Refuse a change of a sandbox's network; what it has may be said again.
+    """Refuse to change the network of a sandbox. The current policy is accepted.
 
     Raises:
-        UnsupportedError: It would be another one.
+        UnsupportedError: The policy differs from that of the sandbox.
     """
     if (wanted or NetworkPolicy()).mode is not sandbox.spec.network.mode:
-        raise _unsupported("Changing the network of a sandbox that runs", "Give allow_internet_access when you create it.", "network")
+        raise _unsupported("Changing the network of a running sandbox", "Pass allow_internet_access when you create the sandbox.", "network")
 
 
-def without_memory(field: str) -> UnsupportedError:
-    """What is told of a pause that is to keep files alone, or a resume that is to boot."""
-    return _unsupported("A pause, or a resume, without memory", "Take a snapshot of the files alone (memory=false), and start from that.", field)
+def memory_required(field: str) -> UnsupportedError:
+    """Return the error for pausing or resuming a sandbox without its memory."""
+    return _unsupported("A pause or resume without memory", "Take a snapshot of the files only (memory=false), and start from the snapshot.", field)
 
 
 def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is not there in Sandlot.", code=ErrorCode.UNSUPPORTED, hint=hint, fields={"field": field})
+    return UnsupportedError(f"{what} is not supported by Sandlot.", code=ErrorCode.UNSUPPORTED, hint=hint, fields={"field": field})
 
 
-# ------------------------------------------------------------------------------------------------------------------------ what is told
+# -- responses ------------------------------------------------------------------------------------------------------
 
 
-def made(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
-    """A sandbox as whoever made it, or connects to it, is told of it, with what stands for a key inside of it."""
-    return {**_named(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
+def created_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
+    """Return the object of a sandbox that a client has created or connected to, with the token for its inside."""
+    return {**_identity(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
 
 
-def listed(sandbox: SandboxInfo) -> dict[str, Any]:
-    """A sandbox as lists tell of it."""
+def listed_sandbox(sandbox: SandboxInfo) -> dict[str, Any]:
+    """Return the object of a sandbox in a list."""
     limits = sandbox.spec.limits
     return {
-        **_named(sandbox),
+        **_identity(sandbox),
         "startedAt": rfc3339_ms(sandbox.created_at),
         "endAt": rfc3339_ms(sandbox.expires_at or NEVER),
         "cpuCount": max(1, round(limits.cpus)),
@@ -189,10 +195,10 @@ def listed(sandbox: SandboxInfo) -> dict[str, Any]:
     }
 
 
-def detailed(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
-    """A sandbox as it is told of where one asks for it alone."""
+def detailed_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
+    """Return the object of a single sandbox, with the token for its inside."""
     return {
-        **listed(sandbox),
+        **listed_sandbox(sandbox),
         "envdAccessToken": token,
         "domain": None,
         "allowInternetAccess": False if sandbox.spec.network.mode is NetworkMode.NONE else None,
@@ -200,21 +206,16 @@ def detailed(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
     }
 
 
-def _named(sandbox: SandboxInfo) -> dict[str, Any]:
-    name = template_name(sandbox)
+def _identity(sandbox: SandboxInfo) -> dict[str, Any]:
+    name = template_of(sandbox)
     return {"templateID": name, "alias": name, "sandboxID": sandbox.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
 
 
-def template_name(sandbox: SandboxInfo) -> str:
-    """What its template, or its snapshot, was called when it was asked for."""
+def template_of(sandbox: SandboxInfo) -> str:
+    """Return the name of a sandbox's template or snapshot as the client passed it."""
     return sandbox.metadata.get(TEMPLATE_KEY, sandbox.spec.template.name)
 
 
-def is_there(sandbox: SandboxInfo) -> bool:
-    """Whether E2B's client is told of it: it was made, and has not ended."""
+def is_visible(sandbox: SandboxInfo) -> bool:
+    """Return whether a sandbox is visible to E2B's clients: it has started and has not ended."""
     return sandbox.state in STATES
-
-
-def left_s(sandbox: SandboxInfo) -> float:
-    """Seconds until its timeout."""
-    return ((sandbox.expires_at or NEVER) - sandbox.as_of) / timedelta(seconds=1)

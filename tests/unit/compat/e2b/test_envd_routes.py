@@ -215,7 +215,7 @@ async def test_recursive_listing_is_bounded(inside: Inside, monkeypatch: pytest.
     await inside.run("sh", "-c", "mkdir -p d/e; touch d/1 d/e/2 d/e/3")
     names = [each["name"] for each in (await inside.ask(f"{FILES}/ListDir", {"path": "d", "depth": 4294967295}))["entries"]]
     assert names == ["1", "e", "2", "3"]
-    monkeypatch.setattr(filesystem, "ENTRIES_MOST", 3)
+    monkeypatch.setattr(filesystem, "MAX_ENTRIES", 3)
     assert await inside.refused(f"{FILES}/ListDir", {"path": "d", "depth": 2}, "resource_exhausted", 429)
     assert await inside.refused(f"{FILES}/ListDir", {"path": "d", "depth": 4294967296}, "invalid_argument", 400)
     assert await inside.refused(f"{FILES}/ListDir", {"path": "d/1"}, "invalid_argument", 400)

@@ -1,4 +1,4 @@
-"""Words of a sandbox's inside: paths, modes, ends, events, users, signatures."""
+"""Translation between envd and the node: paths, modes, ends, events, users, signatures."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_process_end_is_formatted_like_go() -> None:
 
 def test_file_events_are_translated() -> None:
     def told(kind: FileEventKind, path: str, source: str | None = None) -> list[tuple[str, str]]:
-        return [(each["name"], each["type"]) for each in translate.happened(FileEvent(kind, path, source=source), "/w")]
+        return [(each["name"], each["type"]) for each in translate.file_events(FileEvent(kind, path, source=source), "/w")]
 
     assert told(FileEventKind.CREATED, "/w/a") == [("a", "EVENT_TYPE_CREATE")]
     assert told(FileEventKind.MODIFIED, "/w/b/c") == [("b/c", "EVENT_TYPE_WRITE")]
@@ -136,7 +136,7 @@ def test_file_events_are_translated() -> None:
     part = f"/w/.{'a' * 32}.part"
     assert (told(FileEventKind.CREATED, part), told(FileEventKind.MODIFIED, part), told(FileEventKind.REMOVED, part)) == ([], [], [])
     assert told(FileEventKind.MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
-    assert [each["name"] for each in translate.happened(FileEvent(FileEventKind.CREATED, "/a"), "/")] == ["a"]
+    assert [each["name"] for each in translate.file_events(FileEvent(FileEventKind.CREATED, "/a"), "/")] == ["a"]
 
 
 @cases("header, user", [("", "user"), ("Basic dXNlcjo=", "user"), ("basic cm9vdDo=", "root"), ("Basic cm9vdA==", "root"), ("Bearer x", "user")])

@@ -1,4 +1,4 @@
-"""E2B's words into ours and back."""
+"""Translation between E2B's control plane and the node, and of code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.access import is_inside
-from sandlot.compat.e2b.control.schemas import CreateBody, NetworkBody
+from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
 from sandlot.compat.e2b.interpreter import operations
 from sandlot.compat.e2b.interpreter import translate as cells
 from sandlot.compat.e2b_conventions import metadata_filter
@@ -27,13 +27,13 @@ from tests.support.cases import cases
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 
 
-def body(**more: Any) -> CreateBody:  # noqa: ANN401 - JSON
-    return CreateBody.model_validate({"templateID": "base", **more})
+def body(**more: Any) -> CreateSandboxRequest:  # noqa: ANN401 - JSON
+    return CreateSandboxRequest.model_validate({"templateID": "base", **more})
 
 
 @cases("name, ours", [("base", "base"), ("code-interpreter-v1", "code-interpreter"), ("base:latest", "base"), ("my:v2", "my:v2")])
 def test_template_aliases_are_translated(name: str, ours: str) -> None:
-    assert translate.ours(name) == ours
+    assert translate.template_name(name) == ours
 
 
 @cases(
@@ -58,13 +58,13 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
 )
 def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
-        translate.new_sandbox(body(**more), 300)
+        translate.create_params(body(**more), 300)
 
 
 def test_network_is_closed_by_either_field() -> None:
-    assert translate.network_of(allow=None, network=NetworkBody.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
-    assert translate.network_of(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
-    assert translate.network_of(allow=None, network=None) is None
+    assert translate.network_policy(allow=None, network=NetworkOptions.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
+    assert translate.network_policy(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
+    assert translate.network_policy(allow=None, network=None) is None
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))
@@ -129,10 +129,15 @@ def test_abnormal_ends_are_reported_as_errors() -> None:
 
 def test_code_without_context_runs_in_the_default_of_its_language() -> None:
     default = operations.DEFAULTS["python"]
-    assert operations.context_of(None, None) == operations.context_of("default", None) == operations.context_of(default, None) == (default, "python")
-    assert operations.context_of(None, "JS") == (operations.DEFAULTS["javascript"], "javascript")
-    assert operations.context_of("ctx-1", None) == ("ctx-1", None)
+    assert (
+        operations.select_context(None, None)
+        == operations.select_context("default", None)
+        == operations.select_context(default, None)
+        == (default, "python")
+    )
+    assert operations.select_context(None, "JS") == (operations.DEFAULTS["javascript"], "javascript")
+    assert operations.select_context("ctx-1", None) == ("ctx-1", None)
     with pytest.raises(InvalidRequestError):
-        operations.context_of("ctx-1", "python")
+        operations.select_context("ctx-1", "python")
     with pytest.raises(InvalidRequestError):
-        operations.context_of(None, "r")
+        operations.select_context(None, "r")

@@ -1,4 +1,4 @@
-"""What E2B's clients send to the control plane, field by field. A field that means nothing here has the one value that does nothing."""
+"""Requests of E2B's control plane. A field without a meaning here accepts only the value that has no effect."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import Field
 
 from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
-MOST_FORKS = 20
-"""As E2B has it."""
-MOST_PAGE = 1000
+MAX_FORKS = 20
+"""Maximum number of forks of one request, as at E2B."""
+MAX_PAGE = 1000
 
 
-class AutoResumeBody(RequestModel):
-    """Whether what is asked of a paused sandbox resumes it."""
+class AutoResume(RequestModel):
+    """Option to resume a paused sandbox by the next request."""
 
     enabled: bool
 
 
-class NetworkBody(RequestModel):
-    """What a sandbox may reach, and who may reach it."""
+class NetworkOptions(RequestModel):
+    """Network of a sandbox."""
 
     allow_out: Texts | None = Field(default=None, alias="allowOut")
     deny_out: Texts | None = Field(default=None, alias="denyOut")
@@ -32,9 +32,9 @@ class NetworkBody(RequestModel):
     mask_request_host: Text | None = Field(default=None, alias="maskRequestHost")
     rules: dict[str, Any] | None = None
 
-    def beyond(self) -> dict[str, object]:
-        """What is said of what there is not: ports have no public address (tunnels reach them, with a key), no request is rewritten."""
-        said = {
+    def unsupported(self) -> dict[str, object]:
+        """Return the values of options that Sandlot does not have, such as public addresses of ports."""
+        values = {
             "allowPublicTraffic": self.allow_public_traffic,
             "dnsServers": self.dns_servers,
             "egressProxy": self.egress_proxy,
@@ -42,23 +42,23 @@ class NetworkBody(RequestModel):
             "maskRequestHost": self.mask_request_host,
             "rules": self.rules,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in values.items() if value}
 
 
-class NetworkUpdateBody(NetworkBody):
-    """What a sandbox is to reach from now on."""
+class UpdateNetworkRequest(NetworkOptions):
+    """New network of a sandbox."""
 
     allow_internet_access: bool | None = None
 
 
-class VolumeMountBody(RequestModel):
+class VolumeMountOptions(RequestModel):
     """A volume in a sandbox."""
 
     name: Text
     path: Text
 
 
-class CreateBody(RequestModel):
+class CreateSandboxRequest(RequestModel):
     """A sandbox to create."""
 
     template_id: Text = Field(alias="templateID")
@@ -67,76 +67,76 @@ class CreateBody(RequestModel):
     env_vars: Metadata | None = Field(default=None, alias="envVars")
     auto_pause: bool = Field(default=False, alias="autoPause")
     auto_pause_memory: bool = Field(default=True, alias="autoPauseMemory")
-    auto_resume: AutoResumeBody | None = Field(default=None, alias="autoResume")
+    auto_resume: AutoResume | None = Field(default=None, alias="autoResume")
     allow_internet_access: bool | None = None
-    network: NetworkBody | None = None
-    secure: bool | None = Field(default=None, description="A token is always asked for.")
+    network: NetworkOptions | None = None
+    secure: bool | None = Field(default=None, description="A token is always required.")
     mcp: dict[str, Any] | None = None
     iam: dict[str, Any] | None = None
-    volume_mounts: list[VolumeMountBody] | None = Field(default=None, alias="volumeMounts")
+    volume_mounts: list[VolumeMountOptions] | None = Field(default=None, alias="volumeMounts")
 
 
-class TimeoutBody(RequestModel):
-    """When a sandbox is to time out, from now on."""
+class SetTimeoutRequest(RequestModel):
+    """Seconds from now until a sandbox times out."""
 
     timeout: float = Field(ge=0)
 
 
-class RefreshBody(RequestModel):
-    """How much longer a sandbox is needed at least."""
+class RefreshRequest(RequestModel):
+    """Seconds for which a sandbox is needed at least."""
 
     duration: float | None = Field(default=None, ge=0, le=3600)
 
 
-class PauseBody(RequestModel):
-    """How to pause: its memory is always kept. A guest that does not answer is never paused; ``requireHealthyGuest`` says how that is told."""
+class PauseRequest(RequestModel):
+    """Options of a pause. A guest that does not respond is never paused; ``requireHealthyGuest`` changes the error for it."""
 
     memory: bool = True
     require_healthy_guest: bool = Field(default=False, alias="requireHealthyGuest")
 
 
-class ConnectBody(RequestModel):
-    """How a sandbox is to go on."""
+class ConnectRequest(RequestModel):
+    """Options of a connection."""
 
     timeout: float | None = Field(default=None, ge=0)
     memory: bool = True
 
 
-class ResumeBody(ConnectBody):
-    """The same, of older clients."""
+class ResumeRequest(ConnectRequest):
+    """Options of a resumption, from older clients."""
 
     auto_pause: bool | None = Field(default=None, alias="autoPause")
 
 
-class SnapshotBody(RequestModel):
-    """A snapshot to take."""
+class CreateSnapshotRequest(RequestModel):
+    """A snapshot to create."""
 
     name: Text | None = None
     memory: bool = True
 
 
-class ForkBody(RequestModel):
-    """Forks to make."""
+class ForkRequest(RequestModel):
+    """Forks to create."""
 
     timeout: float | None = Field(default=None, ge=0)
-    count: int = Field(default=1, ge=1, le=MOST_FORKS)
+    count: int = Field(default=1, ge=1, le=MAX_FORKS)
 
 
 class PageQuery(QueryModel):
-    """Which part of a list."""
+    """Page of a list."""
 
-    limit: int = Field(default=100, ge=1, le=MOST_PAGE)
+    limit: int = Field(default=100, ge=1, le=MAX_PAGE)
     next_token: Text | None = Field(default=None, alias="nextToken")
 
 
 class FilterQuery(QueryModel):
-    """Which sandboxes, for older clients."""
+    """Filter of a list of sandboxes, from older clients."""
 
     metadata: Text | None = None
 
 
 class SandboxesQuery(PageQuery):
-    """Which sandboxes."""
+    """Filter and page of a list of sandboxes."""
 
     metadata: Text | None = None
     state: Text | None = None
@@ -146,44 +146,44 @@ class SandboxesQuery(PageQuery):
 
 
 class SnapshotsQuery(PageQuery):
-    """Which snapshots."""
+    """Filter and page of a list of snapshots."""
 
     sandbox_id: Text | None = Field(default=None, alias="sandboxID")
     name: Text | None = None
 
 
 class TeamQuery(QueryModel):
-    """Whose templates, for older clients; there are no teams."""
+    """Team of templates, from older clients; there are no teams."""
 
     team_id: Text | None = Field(default=None, alias="teamID")
 
 
 class TemplatesQuery(TeamQuery, PageQuery):
-    """Which templates."""
+    """Page of a list of templates."""
 
 
 class MetricsQuery(QueryModel):
-    """From when until when, in seconds since 1970."""
+    """Period of metrics, in seconds since 1970."""
 
     start: int | None = Field(default=None, ge=0)
     end: int | None = Field(default=None, ge=0)
 
 
 class ManyMetricsQuery(QueryModel):
-    """Which sandboxes' metrics."""
+    """Ids of the sandboxes of metrics."""
 
     sandbox_ids: Text
 
 
 class LogsQuery(QueryModel):
-    """Which lines, from when on, in milliseconds since 1970."""
+    """Number of log lines and time of the first, in milliseconds since 1970."""
 
     start: int | None = Field(default=None, ge=0)
     limit: int = Field(default=1000, ge=1, le=1000)
 
 
 class LogsV2Query(QueryModel):
-    """Which lines, from when on, or backward from then."""
+    """Filter of log lines, and the time from which they are listed forward or backward."""
 
     cursor: int | None = Field(default=None, ge=0)
     limit: int = Field(default=1000, ge=1, le=1000)

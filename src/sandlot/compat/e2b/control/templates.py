@@ -1,4 +1,4 @@
-"""Templates: those of the service, by E2B's names and ours; a snapshot is one as well, for whoever has taken it."""
+"""Routes of E2B's control plane for templates: those of the service by the names of E2B and Sandlot, and the snapshots of the key."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ from sandlot.web.dependencies import get_node, get_principal
 router = APIRouter()
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LONG_AGO = rfc3339_ms(_EPOCH)
-"""When a template came to be that is part of the service: nobody knows, and clients read a time."""
+_UNKNOWN_TIME = rfc3339_ms(_EPOCH)
+"""Creation time of the service's templates, which is unknown, but clients parse a time."""
 
 
 @router.get("/templates")
-async def list_old(query: Annotated[TeamQuery, Query()], request: Request) -> Response:
-    """List the service's templates, as older clients ask for it: all at once."""
+async def list_templates_legacy(query: Annotated[TeamQuery, Query()], request: Request) -> Response:
+    """List all templates of the service for an older client."""
     _check_team(query)
-    return e2b_json_response([_template(each) for each in await _known(request)])
+    return e2b_json_response([_template_object(template) for template in await _list_templates(request)])
 
 
 @router.get("/v2/templates")
 async def list_templates(query: Annotated[TemplatesQuery, Query()], request: Request) -> Response:
-    """List the service's templates, by name."""
+    """List one page of the service's templates, by name."""
     _check_team(query)
     after = pagination.decode_cursor(query.next_token)
-    known = sorted((each for each in await _known(request) if after is None or each.name > after.id), key=lambda each: each.name)
-    page = known[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(_EPOCH, page[-1].name))} if len(known) > len(page) else {}
-    return e2b_json_response([_template(each) for each in page], headers=headers)
+    templates = sorted(
+        (template for template in await _list_templates(request) if after is None or template.name > after.id),
+        key=lambda template: template.name,
+    )
+    page = templates[: query.limit]
+    headers = {NEXT: pagination.encode_cursor(Position(_EPOCH, page[-1].name))} if len(templates) > len(page) else {}
+    return e2b_json_response([_template_object(template) for template in page], headers=headers)
 
 
 @router.get("/templates/aliases/{template}")
-async def alias(template: str, request: Request) -> Response:
-    """Which template a name is."""
+async def get_template_alias(template: str, request: Request) -> Response:
+    """Return the id of a template by one of its names."""
     found = await _find(request, template)
     if isinstance(found, SnapshotRecord):
         return e2b_json_response({"templateID": found.id, "public": False})
@@ -55,68 +58,66 @@ async def alias(template: str, request: Request) -> Response:
 
 
 @router.get("/templates/{template}")
-async def get(template: str, request: Request) -> Response:
-    """Look at a template; it has one build."""
+async def get_template(template: str, request: Request) -> Response:
+    """Return a template, without builds."""
     found = await _find(request, template)
-    looks = _of_snapshot(found) if isinstance(found, SnapshotRecord) else _template(found)
-    return e2b_json_response({**looks, "builds": []})
+    template_object = _snapshot_object(found) if isinstance(found, SnapshotRecord) else _template_object(found)
+    return e2b_json_response({**template_object, "builds": []})
 
 
 @router.delete("/templates/{template}")
-async def delete(template: str, request: Request) -> Response:
-    """Remove a snapshot. The service's templates stay."""
-    node, principal = get_node(request), get_principal(request)
+async def delete_template(template: str, request: Request) -> Response:
+    """Delete a snapshot. Templates of the service cannot be deleted."""
     found = await _find(request, template)
     if not isinstance(found, SnapshotRecord):
         raise ForbiddenError(
             f"Template {found.name!r} is the service's own.",
             code=ErrorCode.FORBIDDEN,
-            hint="Only snapshots can be removed.",
+            hint="Only snapshots can be deleted.",
             fields={"template": found.name},
         )
-    await node.snapshots.delete(principal, found.id)
+    await get_node(request).snapshots.delete(get_principal(request), found.id)
     return Response(status_code=204)
 
 
 def _check_team(query: TeamQuery) -> None:
-    """Whether nobody's templates are asked for: they are the service's."""
     if query.team_id is not None:
         raise UnsupportedError(
-            "There are no teams.", code=ErrorCode.UNSUPPORTED, hint="Leave teamID out: templates are the service's.", fields={"field": "teamID"}
+            "There are no teams.", code=ErrorCode.UNSUPPORTED, hint="Omit teamID: all templates belong to the service.", fields={"field": "teamID"}
         )
 
 
-async def _known(request: Request) -> Sequence[TemplateInfo]:
+async def _list_templates(request: Request) -> Sequence[TemplateInfo]:
     return await get_node(request).templates.list(get_principal(request))
 
 
 async def _find(request: Request, name: str) -> TemplateInfo | SnapshotRecord:
-    """A template by either name, or a snapshot.
+    """Return a template by the name of E2B or Sandlot, or a snapshot.
 
     Raises:
-        NotFoundError: ``template_not_found``.
+        NotFoundError: There is neither (code ``template_not_found``).
     """
-    known = await _known(request)
-    for each in known:
-        if each.name == translate.ours(name):
-            return each
+    templates = await _list_templates(request)
+    for template in templates:
+        if template.name == translate.template_name(name):
+            return template
     try:
-        return await get_node(request).snapshots.get(get_principal(request), translate.plain(name))
+        return await get_node(request).snapshots.get(get_principal(request), translate.without_tag(name))
     except NotFoundError:
-        raise translate.no_template(name, [each.name for each in known]) from None
+        raise translate.template_not_found(name, [template.name for template in templates]) from None
 
 
-def _template(template: TemplateInfo) -> dict[str, Any]:
+def _template_object(template: TemplateInfo) -> dict[str, Any]:
     status = "ready" if template.digest is not None else "building" if template.building else "waiting"
-    return _told(template.name, translate.names_of(template.name), template.digest or "", Limits(), _LONG_AGO, status)
+    return _object(template.name, translate.names_of(template.name), template.digest or "", Limits(), _UNKNOWN_TIME, status)
 
 
-def _of_snapshot(record: SnapshotRecord) -> dict[str, Any]:
+def _snapshot_object(record: SnapshotRecord) -> dict[str, Any]:
     names = [] if record.name is None else [record.name]
-    return _told(record.id, names, record.id, record.spec.limits, rfc3339_ms(record.created_at), "ready")
+    return _object(record.id, names, record.id, record.spec.limits, rfc3339_ms(record.created_at), "ready")
 
 
-def _told(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, status: str) -> dict[str, Any]:
+def _object(id_: str, names: Sequence[str], build: str, limits: Limits, at: str, status: str) -> dict[str, Any]:
     return {
         "templateID": id_,
         "buildID": build,

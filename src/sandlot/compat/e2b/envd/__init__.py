@@ -1,4 +1,4 @@
-"""What E2B's clients ask of the daemon that its sandboxes have inside: health, files, and two services of Connect RPCs.
+"""E2B's envd, the daemon in each of its sandboxes: health, file contents, and two services of Connect RPCs.
 
-The door takes from here ``routes.router`` (below the prefix) and ``routes.ROOT`` (the same files at the root of the port, where signed URLs lead).
+``routes.router`` has the routes below the prefix, ``routes.root_router`` those of file contents at the root of the port, where signed URLs lead.
 """

@@ -21,4 +21,4 @@ def rpc_error(error: SandlotError) -> Mapping[str, str]:
     """Return the error that a client reads. Pure."""
     entry = errors.TABLE[error.code]
     details = VendorErrorDetails(entry=entry, message=str(error), code=error.code, request_id="", retryable=error.retryable)
-    return {"code": entry.code, "message": errors.told(details)}
+    return {"code": entry.code, "message": errors.client_message(details)}

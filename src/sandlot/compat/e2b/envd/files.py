@@ -1,15 +1,15 @@
-"""``/files``: content of files, read and written whole. What fails is told by the door's error format.
+"""File contents at ``/files``, read and written as a whole.
 
-Laws:
-- Nothing of a file waits here but the piece that was read last, also of one that comes compressed; what it comes to is bounded as it is.
-- Until all of it has come, the old file stays.
+Invariants:
+- Only the last chunk of a file is in memory, also of a compressed file, whose size is limited after decompression.
+- Until an upload is complete, the old file stays.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
@@ -25,54 +25,52 @@ from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, 
 from sandlot.web.multipart import is_multipart, read_uploads
 from sandlot.web.streaming import KeepAliveStreamResponse
 
-PIECE_BYTES = 256 * KIB
-"""Of what is unpacked at once."""
-MOST_FILES = 1000
-"""Of one upload."""
-METADATA = "x-metadata-"
-_GZIP = 16 + zlib.MAX_WBITS
-"""zlib's word for gzip, with its header and its checksum."""
+CHUNK_BYTES: Final = 256 * KIB
+"""Maximum size of a decompressed chunk."""
+MAX_FILES: Final = 1000
+"""Maximum number of files of one upload."""
+METADATA_PREFIX: Final = "x-metadata-"
+_GZIP: Final = 16 + zlib.MAX_WBITS
+"""Window size by which zlib expects the header and checksum of gzip."""
 
 
 async def read(request: Request, query: FilesQuery) -> Response:
-    """A file's content."""
-    sandbox, user = await access.sandbox_of(request), translate.user(query.username)
+    """Return the content of a file as a response."""
+    sandbox, user = await access.find_requested_sandbox(request), translate.user(query.username)
     path = translate.absolute(query.path or "", user)
     content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=user)
     return KeepAliveStreamResponse(content, content.aclose, media_type="application/octet-stream")
 
 
 async def write(request: Request, query: FilesQuery) -> Response:
-    """Write one file, or several of a form."""
-    sandbox, user = (await access.sandbox_of(request)).id, translate.user(query.username)
-    if any(name.startswith(METADATA) for name in request.headers):
-        raise UnsupportedError("Files have no metadata here.", code=ErrorCode.UNSUPPORTED, hint="Leave it out, or keep it in a file beside the file.")
-    work = _form(request, sandbox, user, query.path) if is_multipart(request) else _whole(request, sandbox, user, query.path)
+    """Write one file, or the files of a form."""
+    sandbox, user = (await access.find_requested_sandbox(request)).id, translate.user(query.username)
+    if any(name.startswith(METADATA_PREFIX) for name in request.headers):
+        raise UnsupportedError("Files have no metadata in Sandlot.", code=ErrorCode.UNSUPPORTED, hint="Omit the metadata, or write it to a file.")
+    work = _write_form(request, sandbox, user, query.path) if is_multipart(request) else _write_body(request, sandbox, user, query.path)
     return JSONResponse(await cancel_on_hangup(request, work))
 
 
-async def _whole(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
-    """A body that is one file."""
+async def _write_body(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
+    """Write the body to one file."""
     if not path:
-        raise InvalidRequestError("It is not said where to write.", hint="Give its path in the query.", fields={"field": "path"})
-    return [await _one(request, sandbox, user, path, _content(request))]
+        raise InvalidRequestError("The request names no path.", hint="Pass the path in the query.", fields={"field": "path"})
+    return [await _write(request, sandbox, user, path, _content(request))]
 
 
-async def _form(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
-    """Files of a form, each by its name, or one by the path in the query."""
+async def _write_form(request: Request, sandbox: SandboxId, user: User, path: str | None) -> list[dict[str, Any]]:
+    """Write the files of a form to the paths of their names, or a single file to the path of the query."""
     if _encoding(request):
-        raise UnsupportedError(
-            "A form cannot come compressed.", code=ErrorCode.UNSUPPORTED, hint="Send one file at a time, as application/octet-stream."
-        )
+        raise UnsupportedError("A form cannot be compressed.", code=ErrorCode.UNSUPPORTED, hint="Send each file as application/octet-stream.")
     written: list[dict[str, Any]] = []
-    async for upload in read_uploads(request, max_parts=MOST_FILES):
+    async for upload in read_uploads(request, max_parts=MAX_FILES):
         if path and written:
-            raise InvalidRequestError("There are several files for one path.", hint="Leave out the query's path, and name each file by its own.")
-        written.append(await _one(request, sandbox, user, path or upload.filename, upload.chunks))
+            raise InvalidRequestError("The form has several files for one path.", hint="Omit the path of the query, and name each file by its path.")
+        written.append(await _write(request, sandbox, user, path or upload.filename, upload.chunks))
     return written
 
 
-async def _one(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
+async def _write(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
     entry = await get_node(request).files.write(get_principal(request), sandbox, translate.absolute(path, user), content, user=user)
     return {"name": entry.name, "type": "file", "path": entry.path}
 
@@ -83,44 +81,44 @@ def _encoding(request: Request) -> str:
 
 
 async def _content(request: Request) -> AsyncIterator[bytes]:
-    """What a body holds."""
+    """Yield the content of a body, decompressed."""
     encoding = _encoding(request)
     if encoding not in {"", "gzip"}:
-        raise InvalidRequestError(f"Content-Encoding {encoding[:20]!r} is not known.", hint="Use gzip, or none.")
-    pieces = unpacked(iter_body(request), get_principal(request).quota) if encoding else iter_body(request)
-    async for piece in pieces:
-        yield piece
+        raise InvalidRequestError(f"Content-Encoding {encoding[:20]!r} is not supported.", hint="Use gzip, or none.")
+    chunks = decompress(iter_body(request), get_principal(request).quota) if encoding else iter_body(request)
+    async for chunk in chunks:
+        yield chunk
 
 
-async def unpacked(chunks: AsyncIterator[bytes], quota: Quota) -> AsyncIterator[bytes]:
-    """What gzip packed (RFC 1952), of one member or several.
+async def decompress(chunks: AsyncIterator[bytes], quota: Quota) -> AsyncIterator[bytes]:
+    """Decompress gzip with one or more members (RFC 1952).
 
     Args:
-        chunks: As it comes.
-        quota: Bounds what it comes to.
+        chunks: Compressed content.
+        quota: Quota that limits the decompressed size.
 
     Raises:
-        InvalidRequestError: It is none, or breaks off.
-        LimitError: ``quota_exceeded``.
+        InvalidRequestError: The content is not gzip, or incomplete.
+        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    packed, size = zlib.decompressobj(_GZIP), 0
+    decoder, size_bytes = zlib.decompressobj(_GZIP), 0
     async for chunk in chunks:
         rest = chunk
         while rest:
-            if packed.eof:
-                packed = zlib.decompressobj(_GZIP)
+            if decoder.eof:
+                decoder = zlib.decompressobj(_GZIP)
             try:
-                piece = packed.decompress(rest, PIECE_BYTES)
+                piece = decoder.decompress(rest, CHUNK_BYTES)
             except zlib.error:
-                raise _no_gzip() from None
-            size += len(piece)
-            check_upload(quota, size)
+                raise _gzip_error() from None
+            size_bytes += len(piece)
+            check_upload(quota, size_bytes)
             if piece:
                 yield piece
-            rest = packed.unused_data if packed.eof else packed.unconsumed_tail
-    if not packed.eof:
-        raise _no_gzip()
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+    if not decoder.eof:
+        raise _gzip_error()
 
 
-def _no_gzip() -> InvalidRequestError:
-    return InvalidRequestError("The body is no gzip, or breaks off.", hint="Send it again, or without Content-Encoding.")
+def _gzip_error() -> InvalidRequestError:
+    return InvalidRequestError("The body is not valid gzip, or incomplete.", hint="Repeat the request, or omit Content-Encoding.")

@@ -1,100 +1,144 @@
-"""``filesystem.Filesystem``: what is there, made, moved and removed. Paths are relative to the user's home where they are not absolute.
+"""Methods of ``filesystem.Filesystem``: files, directories and watches. Relative paths begin in the user's home directory.
 
-Laws:
-- A folder is listed in the order of a walk by name, what is in a folder right after it; no link is followed.
-- What is removed may be gone already, and what is moved replaces what is there, as with E2B.
+Invariants:
+- A listing is a walk by name: the entries of a directory follow the directory. Symbolic links are not followed.
+- As at E2B, it is not an error if a removed path does not exist, and a move replaces its target.
+- The events of a watch cannot state that events were lost; the known events are sent.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.common import iter_directory
 from sandlot.compat.e2b.envd import translate
-from sandlot.compat.e2b.envd.rpc_routes import ConnectRpcCall
-from sandlot.compat.e2b.envd.schemas import ListDirMessage, MoveMessage, PathMessage
+from sandlot.compat.e2b.envd.rpc_routes import ConnectRpcCall, RpcStream
+from sandlot.compat.e2b.envd.schemas import ListDirMessage, MoveMessage, PathMessage, WatcherMessage, WatchMessage
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
-from sandlot.model.files import Entry
+from sandlot.model.files import Entry, FileEvent, FolderWatch
 
-ENTRIES_MOST = 20_000
-"""That one list tells of."""
-
-
-async def stat(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
-    """What is at a path; a link is told as one."""
-    found = await call.node.files.stat(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, follow=False)
-    return {"entry": translate.entry(found)}
+MAX_ENTRIES = 20_000
+"""Maximum number of entries of one listing."""
+WITH_ENTRIES: Final = "+entries"
+"""Suffix of the ids of watchers whose events include the entries of their paths, so that the option need not be stored."""
 
 
-async def list_dir(call: ConnectRpcCall, asked: ListDirMessage) -> Mapping[str, Any]:
-    """What is in a folder, and so many folders deep."""
-    path = translate.absolute(asked.path, call.user)
-    found: list[Entry] = []
-    await _walk(call, path, max(1, asked.depth), found)
-    return {"entries": [translate.entry(entry) for entry in found]}
+async def stat(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
+    """Return the entry of a path. A symbolic link is not followed."""
+    path = translate.absolute(message.path, call.user)
+    return {"entry": translate.entry(await call.node.files.stat(call.principal, call.sandbox, path, user=call.user, follow=False))}
 
 
-async def make_dir(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
-    """Make a folder, and those above it."""
-    path, user = translate.absolute(asked.path, call.user), call.user
+async def list_dir(call: ConnectRpcCall, message: ListDirMessage) -> Mapping[str, Any]:
+    """List a directory to a depth."""
+    entries: list[Entry] = []
+    await _walk(call, translate.absolute(message.path, call.user), max(1, message.depth), entries)
+    return {"entries": [translate.entry(entry) for entry in entries]}
+
+
+async def make_dir(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
+    """Create a directory and its parents."""
+    files, path, user = call.node.files, translate.absolute(message.path, call.user), call.user
     try:
-        made = await call.node.files.make_directory(call.principal, call.sandbox, path, user=user, parents=False)
+        created = await files.make_directory(call.principal, call.sandbox, path, user=user, parents=False)
     except ConflictError as error:
-        if error.code is ErrorCode.PATH_EXISTS and (await call.node.files.stat(call.principal, call.sandbox, path, user=user)).kind != "directory":
-            raise InvalidRequestError(f"{path!r} is there already, and is no folder.", hint="Remove it first, or use another name.") from None
+        if error.code is ErrorCode.PATH_EXISTS and (await files.stat(call.principal, call.sandbox, path, user=user)).kind != "directory":
+            raise InvalidRequestError(f"{path!r} exists and is not a directory.", hint="Remove the file, or use another path.") from None
         raise
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        made = await call.node.files.make_directory(call.principal, call.sandbox, path, user=user, parents=True)
-    return {"entry": translate.entry(made)}
+        created = await files.make_directory(call.principal, call.sandbox, path, user=user, parents=True)
+    return {"entry": translate.entry(created)}
 
 
-async def move(call: ConnectRpcCall, asked: MoveMessage) -> Mapping[str, Any]:
-    """Move or rename; the folders above the new place are made."""
-    source, target = (translate.absolute(path, call.user) for path in (asked.source, asked.destination))
+async def move(call: ConnectRpcCall, message: MoveMessage) -> Mapping[str, Any]:
+    """Move a file or directory. Parents of the target are created."""
+    files, user = call.node.files, call.user
+    source, target = (translate.absolute(path, user) for path in (message.source, message.destination))
     try:
-        moved = await call.node.files.move(call.principal, call.sandbox, source, target, user=call.user, overwrite=True)
+        moved = await files.move(call.principal, call.sandbox, source, target, user=user, overwrite=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        # Raises where it is the source that is not there.
-        await call.node.files.stat(call.principal, call.sandbox, source, user=call.user, follow=False)
-        await call.node.files.make_directory(call.principal, call.sandbox, posixpath.dirname(target.rstrip("/")) or "/", user=call.user, parents=True)
-        moved = await call.node.files.move(call.principal, call.sandbox, source, target, user=call.user, overwrite=True)
+        await files.stat(call.principal, call.sandbox, source, user=user, follow=False)  # raises if the source does not exist
+        parent = posixpath.dirname(target.rstrip("/")) or "/"
+        await files.make_directory(call.principal, call.sandbox, parent, user=user, parents=True)
+        moved = await files.move(call.principal, call.sandbox, source, target, user=user, overwrite=True)
     return {"entry": translate.entry(moved)}
 
 
-async def remove(call: ConnectRpcCall, asked: PathMessage) -> Mapping[str, Any]:
-    """Remove a file, or a folder with all that is in it."""
+async def remove(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
+    """Delete a file, or a directory with its content."""
     try:
-        await call.node.files.delete(call.principal, call.sandbox, translate.absolute(asked.path, call.user), user=call.user, recursive=True)
+        await call.node.files.delete(call.principal, call.sandbox, translate.absolute(message.path, call.user), user=call.user, recursive=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
     return {}
 
 
-async def entry_at(call: ConnectRpcCall, path: str) -> Mapping[str, Any] | None:
-    """What is at a path, where there is something that may be seen."""
-    with suppress(SandlotError):
-        return translate.entry(await call.node.files.stat(call.principal, call.sandbox, path, user=call.user, follow=False))
-    return None
-
-
-async def _walk(call: ConnectRpcCall, path: str, depth: int, found: list[Entry]) -> None:
+async def _walk(call: ConnectRpcCall, path: str, depth: int, entries: list[Entry]) -> None:
     async for entry in iter_directory(call.node, call.principal, call.sandbox, path, user=call.user):
-        found.append(entry)
-        if len(found) > ENTRIES_MOST:
+        entries.append(entry)
+        if len(entries) > MAX_ENTRIES:
             raise LimitError(
-                f"There are more than {ENTRIES_MOST} entries.",
+                f"There are more than {MAX_ENTRIES} entries.",
                 code=ErrorCode.LIMIT_EXCEEDED,
-                hint="List fewer folders at once, or run find in the sandbox.",
-                fields={"max_entries": ENTRIES_MOST},
+                hint="List fewer directories at once, or run find in the sandbox.",
+                fields={"max_entries": MAX_ENTRIES},
             )
         if entry.kind == "directory" and depth > 1:
-            with suppress(NotFoundError):  # gone since its parent was read
-                await _walk(call, entry.path, depth - 1, found)
+            with suppress(NotFoundError):  # removed since its parent was read
+                await _walk(call, entry.path, depth - 1, entries)
+
+
+# -- watches --------------------------------------------------------------------------------------------------------
+
+
+async def watch_dir(call: ConnectRpcCall, message: WatchMessage) -> RpcStream:
+    """Stream the events of a directory until the directory is removed."""
+    path = translate.absolute(message.path, call.user)
+    watch = await call.node.watches.watch(call.principal, call.sandbox, path, recursive=message.recursive, user=call.user)
+    return RpcStream(_watch_messages(call, watch, with_entries=message.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
+
+
+async def create_watcher(call: ConnectRpcCall, message: WatchMessage) -> Mapping[str, Any]:
+    """Create a watcher, whose events the client reads with ``GetWatcherEvents``."""
+    path = translate.absolute(message.path, call.user)
+    watcher = await call.node.watches.create(call.principal, call.sandbox, path, recursive=message.recursive, user=call.user)
+    return {"watcherId": watcher.id + (WITH_ENTRIES if message.include_entry else "")}
+
+
+async def get_watcher_events(call: ConnectRpcCall, message: WatcherMessage) -> Mapping[str, Any]:
+    """Return the events of a watcher since the last call."""
+    id_ = message.watcher_id.removesuffix(WITH_ENTRIES)
+    root = next((watch.root for watch in await call.node.watches.list(call.principal, call.sandbox) if watch.id == id_), "")
+    events = await call.node.watches.take(call.principal, call.sandbox, id_)
+    return {"events": [event async for event in _client_events(call, events, root, with_entries=message.watcher_id != id_)]}
+
+
+async def remove_watcher(call: ConnectRpcCall, message: WatcherMessage) -> Mapping[str, Any]:
+    """Delete a watcher."""
+    await call.node.watches.delete(call.principal, call.sandbox, message.watcher_id.removesuffix(WITH_ENTRIES))
+    return {}
+
+
+async def _watch_messages(call: ConnectRpcCall, watch: FolderWatch, *, with_entries: bool) -> AsyncIterator[Mapping[str, Any]]:
+    yield {"start": {}}
+    async for event in watch:
+        async for client_event in _client_events(call, (event,), watch.root, with_entries=with_entries):
+            yield {"filesystem": client_event}
+
+
+async def _client_events(call: ConnectRpcCall, events: Iterable[FileEvent], root: str, *, with_entries: bool) -> AsyncIterator[dict[str, Any]]:
+    for event in events:
+        for client_event in translate.file_events(event, root):
+            if with_entries and client_event["type"] in {translate.CREATE, translate.WRITE}:
+                with suppress(SandlotError):  # removed, or not visible to the user
+                    entry = await call.node.files.stat(call.principal, call.sandbox, event.path, user=call.user, follow=False)
+                    client_event["entry"] = translate.entry(entry)
+            yield client_event

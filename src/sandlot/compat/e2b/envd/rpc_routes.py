@@ -1,9 +1,9 @@
-"""RPCs as routes: what is asked is read and checked, what fails is told as Connect tells it.
+"""Routes for Connect RPCs: read and check messages, call the method, and report errors as Connect does.
 
-Laws:
-- A unary method that fails has a status; a stream's answer is 200 whatever happens, and says in its last envelope how it ended.
-- ``Connect-Timeout-Ms`` bounds the work of a unary method, and how long a stream lasts; what is begun by ``Start`` is bounded by it as well.
-- A client that goes away gives up its call, and nothing that goes on inside.
+Invariants:
+- The error of a unary method has a status. A stream has status 200 in any case, and its last envelope states how it ended.
+- ``Connect-Timeout-Ms`` bounds the work of a unary method and the duration of a stream; ``Start`` also bounds its process.
+- If a client disconnects, its call is cancelled; processes in the sandbox continue.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import structlog
 from fastapi import APIRouter, Request, Response
@@ -33,11 +34,11 @@ from sandlot.web.models import MAX_ERRORS
 from sandlot.web.request_id import get_request_id
 from sandlot.web.streaming import KeepAliveStreamResponse
 
-FREE_BYTES = 64 * KIB
-"""Of a message that waits for its end: more is counted (``model/buffer_budget.py``)."""
+UNCOUNTED_BYTES: Final = 64 * KIB
+"""Bytes of an incomplete message that are not counted against the buffer budget (``model/buffer_budget.py``)."""
 
-_Asked = TypeVar("_Asked", bound=Message)
-_Done = TypeVar("_Done")
+_Message = TypeVar("_Message", bound=Message)
+_Result = TypeVar("_Result")
 _log = structlog.get_logger("sandlot.http")
 
 
@@ -45,11 +46,11 @@ class ConnectRpcCall:
     """One call of a method.
 
     Args:
-        request: As which it came.
-        sandbox: Whose inside it is about.
+        request: Request of the call.
+        sandbox: Sandbox of the call.
 
     Raises:
-        SandlotError: What it says of itself makes no sense.
+        SandlotError: A header of the request is invalid.
     """
 
     __slots__ = ("node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
@@ -64,170 +65,175 @@ class ConnectRpcCall:
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
 
 
-async def call_of(request: Request) -> ConnectRpcCall:
-    """The call that a request is.
-
-    Raises:
-        SandlotError: What it says of itself makes no sense, or its sandbox is no more.
-    """
-    return ConnectRpcCall(request, (await access.sandbox_of(request)).id)
-
-
-class Told:
-    """What a stream tells.
+@dataclass(frozen=True, slots=True)
+class RpcStream:
+    """Messages that a method streams to the client.
 
     Args:
-        messages: One after another; what they raise is how it ended.
-        close: Called once in the end, whatever happened.
-        beat: What is told where there is nothing to tell.
+        messages: The messages. An error that they raise ends the stream.
+        close: Called once at the end in any case.
+        keep_alive: Message that is sent while there is no other.
     """
 
-    __slots__ = ("beat", "close", "messages")
-
-    def __init__(self, messages: AsyncIterator[Mapping[str, Any]], close: Callable[[], Awaitable[None]], beat: Mapping[str, Any]) -> None:
-        self.messages = messages
-        self.close = close
-        self.beat = beat
+    messages: AsyncIterator[Mapping[str, Any]]
+    close: Callable[[], Awaitable[None]]
+    keep_alive: Mapping[str, Any]
 
 
-def unary(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, _Asked], Awaitable[Mapping[str, Any]]]) -> None:
-    """Give a router a method with one message each way.
+async def _open_call(request: Request) -> ConnectRpcCall:
+    return ConnectRpcCall(request, (await access.find_requested_sandbox(request)).id)
+
+
+def add_unary_method(
+    router: APIRouter, path: str, message: type[_Message], method: Callable[[ConnectRpcCall, _Message], Awaitable[Mapping[str, Any]]]
+) -> None:
+    """Add a method with one message in each direction.
 
     Args:
-        router: It.
-        method: The service and the method: its path.
-        kind: What it takes.
-        work: Does it.
+        router: Router of the API.
+        path: Service and method.
+        message: Type of the request's message.
+        method: Implementation; returns the response's message.
     """
 
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.UNARY)
-            raw = b"".join([piece async for piece in iter_body(request)])
-            call = await call_of(request)
-            async with _within(call.timeout_s):
-                return _json(await cancel_on_disconnect(request, _done(work(call, parsed(kind, raw or b"{}")))), 200)
+            raw = b"".join([chunk async for chunk in iter_body(request)])
+            call = await _open_call(request)
+            async with _timeout(call.timeout_s):
+                return _json_response(await cancel_on_disconnect(request, _await(method(call, parse_message(message, raw or b"{}")))), 200)
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
-            return _json(errors.rpc_error(error), errors.status(error))
+            return _json_response(errors.rpc_error(error), errors.status(error))
 
-    router.add_api_route(method, answered, methods=["POST"])
+    router.add_api_route(path, respond, methods=["POST"])
 
 
-def streaming(
-    router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, _Asked], Awaitable[Told]], *, bounded: bool = True
+def add_server_stream(
+    router: APIRouter,
+    path: str,
+    message: type[_Message],
+    method: Callable[[ConnectRpcCall, _Message], Awaitable[RpcStream]],
+    *,
+    bounded: bool = True,
 ) -> None:
-    """Give a router a method that answers with a stream.
+    """Add a method that streams messages to the client.
 
     Args:
-        router: It.
-        method: The service and the method: its path.
-        kind: What it takes, once.
-        work: Begins it.
-        bounded: Whether the timeout ends the stream; otherwise ``work`` sees to that.
+        router: Router of the API.
+        path: Service and method.
+        message: Type of the request's only message.
+        method: Implementation; returns the stream.
+        bounded: Whether the timeout of the call ends the stream. False: the method applies the timeout.
     """
 
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)
-            asked = [message async for message in messages(request)]
-            call = await call_of(request)
-            if len(asked) != 1:
-                raise InvalidRequestError(f"This method takes one message, not {len(asked)}.", hint="Send one envelope.")
-            told = await cancel_on_disconnect(request, _done(work(call, parsed(kind, asked[0]))))
+            received = [raw async for raw in read_messages(request)]
+            call = await _open_call(request)
+            if len(received) != 1:
+                raise InvalidRequestError(f"The request has {len(received)} messages; this method takes one.", hint="Send one envelope.")
+            stream = await cancel_on_disconnect(request, _await(method(call, parse_message(message, received[0]))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
             return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
-        pieces = _enveloped(request, told.messages, call.timeout_s if bounded else None)
         return KeepAliveStreamResponse(
-            pieces, told.close, media_type=connect_rpc.STREAM, keep_alive=connect_rpc.envelope(told.beat), keep_alive_s=call.ping_s
+            _envelopes(request, stream.messages, call.timeout_s if bounded else None),
+            stream.close,
+            media_type=connect_rpc.STREAM,
+            keep_alive=connect_rpc.envelope(stream.keep_alive),
+            keep_alive_s=call.ping_s,
         )
 
-    router.add_api_route(method, answered, methods=["POST"])
+    router.add_api_route(path, respond, methods=["POST"])
 
 
-def taking(router: APIRouter, method: str, kind: type[_Asked], work: Callable[[ConnectRpcCall, AsyncIterator[_Asked]], Awaitable[None]]) -> None:
-    """Give a router a method that takes a stream, and answers once.
+def add_client_stream(
+    router: APIRouter, path: str, message: type[_Message], method: Callable[[ConnectRpcCall, AsyncIterator[_Message]], Awaitable[None]]
+) -> None:
+    """Add a method that reads a stream of messages from the client, and responds once.
 
     Args:
-        router: It.
-        method: The service and the method: its path.
-        kind: What it takes, again and again.
-        work: Does it; iterates to the end.
+        router: Router of the API.
+        path: Service and method.
+        message: Type of the request's messages.
+        method: Implementation; reads the messages to the end.
     """
 
     @streams_body
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)
-            call = await call_of(request)
-            async with aclosing(messages(request, call.node.buffers)) as came, _within(call.timeout_s):
-                await cancel_on_hangup(request, _done(work(call, (parsed(kind, raw) async for raw in came))))
+            call = await _open_call(request)
+            async with aclosing(read_messages(request, call.node.buffers)) as received, _timeout(call.timeout_s):
+                await cancel_on_hangup(request, _await(method(call, (parse_message(message, raw) async for raw in received))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
             return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
         return Response(connect_rpc.envelope({}) + connect_rpc.end(), media_type=connect_rpc.STREAM)
 
-    router.add_api_route(method, answered, methods=["POST"])
+    router.add_api_route(path, respond, methods=["POST"])
 
 
-async def messages(request: Request, buffers: BufferBudget | None = None) -> AsyncGenerator[bytes]:
-    """The messages of a request's body as they come.
+async def read_messages(request: Request, buffers: BufferBudget | None = None) -> AsyncGenerator[bytes]:
+    """Yield the messages of a request's body as they arrive.
 
     Args:
-        request: Its body is envelopes.
-        buffers: Where the memory for what waits of a message is taken from; None where the frame counts the whole body.
+        request: Request whose body consists of envelopes.
+        buffers: Budget for the memory of incomplete messages. None: the middleware counts the whole body.
 
     Raises:
-        SandlotError: It is none, is cut, or is too large.
+        SandlotError: The body is malformed, incomplete or too large.
     """
-    envelopes, taken = connect_rpc.ConnectRpcDecoder(), 0
+    decoder, counted_bytes = connect_rpc.ConnectRpcDecoder(), 0
     try:
-        async for piece in iter_body(request):
-            whole = envelopes.feed(piece)
-            more = max(0, envelopes.held_bytes - FREE_BYTES) - taken
-            if buffers is not None and more > 0:
-                buffers.take(more)
-                taken += more
-            for message in whole:
+        async for chunk in iter_body(request):
+            messages = decoder.feed(chunk)
+            more_bytes = max(0, decoder.held_bytes - UNCOUNTED_BYTES) - counted_bytes
+            if buffers is not None and more_bytes > 0:
+                buffers.take(more_bytes)
+                counted_bytes += more_bytes
+            for message in messages:
                 yield message
-        envelopes.finish()
+        decoder.finish()
     finally:
         if buffers is not None:
-            buffers.give(taken)
+            buffers.give(counted_bytes)
 
 
-def parsed(kind: type[_Asked], raw: bytes) -> _Asked:
-    """A message out of JSON.
+def parse_message(message: type[_Message], raw: bytes) -> _Message:
+    """Return a message from JSON.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The JSON is malformed, or a field is invalid.
     """
     try:
-        return kind.model_validate_json(raw)
+        return message.model_validate_json(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise web_errors.validation_error([{**each, "loc": ("body", *each["loc"])} for each in found[:MAX_ERRORS]]) from None
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        raise web_errors.validation_error([{**each, "loc": ("body", *each["loc"])} for each in problems[:MAX_ERRORS]]) from None
 
 
-async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], timeout_s: float | None) -> AsyncIterator[bytes]:
-    """A stream's messages, and how it ended."""
+async def _envelopes(request: Request, messages: AsyncIterator[Mapping[str, Any]], timeout_s: float | None) -> AsyncIterator[bytes]:
+    """Yield the messages of a stream as envelopes, and the last envelope."""
     loop = asyncio.get_running_loop()
-    until_s = None if not timeout_s else loop.time() + timeout_s
-    source = aiter(told)
+    deadline_s = None if not timeout_s else loop.time() + timeout_s
+    source = aiter(messages)
     try:
         while True:
-            async with asyncio.timeout_at(until_s):
+            async with asyncio.timeout_at(deadline_s):
                 message = await anext(source, None)
             if message is None:
                 break
             yield connect_rpc.envelope(message)
     except TimeoutError:
-        yield connect_rpc.end(errors.rpc_error(_late(timeout_s)))
+        yield connect_rpc.end(errors.rpc_error(_timeout_error(timeout_s)))
     except SandlotError as error:
         web_errors.record_failure(request.scope, error)
         yield connect_rpc.end(errors.rpc_error(error))
-    except Exception:  # noqa: BLE001 - the client is told that there was one
+    except Exception:  # noqa: BLE001 - reported to the client without details
         _log.exception("request.defect", request=get_request_id(request.scope))
         web_errors.record_failure(request.scope, defect := web_errors.internal_error(get_request_id(request.scope)))
         yield connect_rpc.end(errors.rpc_error(defect))
@@ -236,24 +242,24 @@ async def _enveloped(request: Request, told: AsyncIterator[Mapping[str, Any]], t
 
 
 @asynccontextmanager
-async def _within(timeout_s: float | None) -> AsyncIterator[None]:
-    """Around work that is given up when its time is over; None or 0 is never."""
+async def _timeout(timeout_s: float | None) -> AsyncIterator[None]:
+    """Cancel the body of the context after a time; None or 0 means no timeout."""
     try:
         async with asyncio.timeout(timeout_s or None):
             yield
     except TimeoutError:
-        raise _late(timeout_s) from None
+        raise _timeout_error(timeout_s) from None
 
 
-def _late(timeout_s: float | None) -> TimeoutExceededError:
+def _timeout_error(timeout_s: float | None) -> TimeoutExceededError:
     return TimeoutExceededError(
-        f"It was not done within {timeout_s or 0:g} s, which was its timeout.", code=ErrorCode.TIMEOUT, hint="Give it longer, or 0 for no limit."
+        f"The call exceeded its timeout of {timeout_s or 0:g} s.", code=ErrorCode.TIMEOUT, hint="Pass a longer timeout, or 0 for none."
     )
 
 
-async def _done(work: Awaitable[_Done]) -> _Done:
+async def _await(work: Awaitable[_Result]) -> _Result:
     return await work
 
 
-def _json(told: Mapping[str, Any], status: int) -> Response:
-    return Response(connect_rpc.envelope(told)[connect_rpc.HEAD_BYTES :], status_code=status, media_type=connect_rpc.UNARY)
+def _json_response(message: Mapping[str, Any], status: int) -> Response:
+    return Response(connect_rpc.envelope(message)[connect_rpc.HEAD_BYTES :], status_code=status, media_type=connect_rpc.UNARY)

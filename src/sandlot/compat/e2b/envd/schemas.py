@@ -1,6 +1,6 @@
-"""What E2B's clients send to a sandbox's inside: messages of ``process.proto`` and ``filesystem.proto`` as proto3 JSON has them.
+"""Messages that E2B's clients send to envd: ``process.proto`` and ``filesystem.proto`` as proto3 JSON.
 
-Fields have their names in camelCase or as they are in the definition; null is a field that was left out; bytes are base64.
+Field names are in camelCase or as in the definition, null is an omitted field, and bytes are base64.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pydantic.alias_generators import to_camel
 from sandlot.model.specs import MAX_TERMINAL_SIZE
 from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
-PID_MOST = 4194304
+MAX_PID = 4194304
 """PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)."""
-DEPTH_MOST = 1 << 32
-TAG_CHARS = 256
+DEPTH_END = 1 << 32
+MAX_TAG_CHARS = 256
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         plain = text.replace("-", "+").replace("_", "/").rstrip("=")
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
@@ -29,8 +29,8 @@ def _decoded(text: str) -> bytes:
         raise ValueError("This is not base64.") from None
 
 
-Base64 = Annotated[str, AfterValidator(_decoded)]
-"""Bytes, once validated."""
+Base64 = Annotated[str, AfterValidator(_decode)]
+"""Text that is bytes after validation."""
 
 
 class Message(RequestModel):
@@ -44,12 +44,12 @@ class Message(RequestModel):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-class Nothing(Message):
+class EmptyMessage(Message):
     """A message without fields."""
 
 
-class Size(Message):
-    """A terminal's size; 0 is for us to choose."""
+class TerminalSize(Message):
+    """Size of a terminal; 0 means the default."""
 
     cols: int = Field(default=0, ge=0, le=MAX_TERMINAL_SIZE)
     rows: int = Field(default=0, ge=0, le=MAX_TERMINAL_SIZE)
@@ -58,11 +58,11 @@ class Size(Message):
 class Pty(Message):
     """A terminal."""
 
-    size: Size = Size()
+    size: TerminalSize = TerminalSize()
 
 
-class Config(Message):
-    """What to run."""
+class ProcessConfig(Message):
+    """A program to run."""
 
     cmd: Text = ""
     args: Texts = Field(default_factory=list)
@@ -73,22 +73,22 @@ class Config(Message):
 class StartMessage(Message):
     """``process.StartRequest``."""
 
-    process: Config
+    process: ProcessConfig
     pty: Pty | None = None
-    tag: Text | None = Field(default=None, max_length=TAG_CHARS)
+    tag: Text | None = Field(default=None, max_length=MAX_TAG_CHARS)
     stdin: bool = True
 
 
 class Selector(Message):
-    """Which process: exactly one of them."""
+    """Selector of a process: exactly one field."""
 
-    pid: int | None = Field(default=None, ge=1, le=PID_MOST)
-    tag: Text | None = Field(default=None, max_length=TAG_CHARS)
+    pid: int | None = Field(default=None, ge=1, le=MAX_PID)
+    tag: Text | None = Field(default=None, max_length=MAX_TAG_CHARS)
 
     @model_validator(mode="after")
     def _one(self) -> Selector:
         if (self.pid is None) == (self.tag is None):
-            raise ValueError("Give either 'pid' or 'tag'.")
+            raise ValueError("Pass either 'pid' or 'tag'.")
         return self
 
 
@@ -99,7 +99,7 @@ class SelectMessage(Message):
 
 
 class Input(Message):
-    """Bytes for a process: exactly one of them."""
+    """Input of a process: exactly one field."""
 
     stdin: Base64 | None = None
     pty: Base64 | None = None
@@ -107,12 +107,12 @@ class Input(Message):
     @model_validator(mode="after")
     def _one(self) -> Input:
         if (self.stdin is None) == (self.pty is None):
-            raise ValueError("Give either 'stdin' or 'pty'.")
+            raise ValueError("Pass either 'stdin' or 'pty'.")
         return self
 
     @property
     def data(self) -> bytes:
-        """They themselves."""
+        """The bytes."""
         data: Any = self.pty if self.stdin is None else self.stdin
         return bytes(data)
 
@@ -131,16 +131,16 @@ class InputData(Message):
 
 
 class StreamInputMessage(Message):
-    """``StreamInputRequest``: exactly one of them."""
+    """``StreamInputRequest``: exactly one field."""
 
     start: SelectMessage | None = None
     data: InputData | None = None
-    keepalive: Nothing | None = None
+    keepalive: EmptyMessage | None = None
 
     @model_validator(mode="after")
     def _one(self) -> StreamInputMessage:
         if len(self.model_fields_set) != 1:
-            raise ValueError("Give one of 'start', 'data' and 'keepalive'.")
+            raise ValueError("Pass one of 'start', 'data' and 'keepalive'.")
         return self
 
 
@@ -167,7 +167,7 @@ class PathMessage(Message):
 class ListDirMessage(PathMessage):
     """``ListDirRequest``."""
 
-    depth: int = Field(default=0, ge=0, lt=DEPTH_MOST)
+    depth: int = Field(default=0, ge=0, lt=DEPTH_END)
 
 
 class MoveMessage(Message):
@@ -192,7 +192,7 @@ class WatcherMessage(Message):
 
 
 class FilesQuery(QueryModel):
-    """Of ``/files``."""
+    """Query of ``/files``."""
 
     path: Text | None = None
     username: Text = "user"

@@ -1,11 +1,11 @@
-"""URLs that open one file to whoever has them, as E2B's clients make them by themselves: signed with their sandbox's token.
+"""Signed URLs of files, which E2B's clients build themselves with the token of their sandbox.
 
-``v1_`` and, in base64 without padding, SHA-256 of ``path:operation:user:token`` and, where it holds for a while only, ``:`` and when it ends
-(e2b, ``sandbox/signature.py``). Such a URL names no sandbox, so it is found by trying the tokens of those that live.
+A signature is ``v1_`` and the SHA-256 of ``path:operation:user:token``, with ``:expiration`` if it expires, in base64 without padding (e2b,
+``sandbox/signature.py``). The URL names no sandbox, so the tokens of all live sandboxes are tried.
 
-Laws:
-- A signature is good for one path, user and operation, and for ``/files`` alone.
-- Every comparison takes the same time, and all that live are compared, whichever it is.
+Invariants:
+- A signature is valid for one path, user and operation of ``/files`` only.
+- Comparisons take constant time, and all live sandboxes are compared.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ _VERSION = "v1_"
 
 
 def signature(path: str, operation: str, user: str, token: str, expires: str = "") -> str:
-    """What a client signs with. Pure.
+    """Return the signature of a URL. Pure.
 
     Args:
-        path: As the query has it.
+        path: Path in the query.
         operation: ``read`` or ``write``.
-        user: As the query has it; empty where it names none.
-        token: The sandbox's.
-        expires: As the query has it: whole seconds since 1970; empty is never.
+        user: User in the query. Empty: the query names no user.
+        token: Token of the sandbox.
+        expires: Expiration in the query, in whole seconds since 1970. Empty: no expiration.
     """
     raw = ":".join((path, operation, user, token, *((expires,) if expires else ())))
     return _VERSION + base64.b64encode(hashlib.sha256(raw.encode("utf-8", "replace")).digest()).rstrip(b"=").decode()
 
 
 def is_signed(scope: Mapping[str, Any]) -> bool:
-    """Whether a request (ASGI's scope) comes by a signed URL. Pure."""
+    """Return whether a request has a signed URL. Pure."""
     return b"signature=" in scope["query_string"]
 
 
-async def sandbox_for(scope: Mapping[str, Any], node: Node, among: str = "") -> SandboxId:
-    """The id of the sandbox whose file a signed URL opens.
+async def find_signer(scope: Mapping[str, Any], node: Node, only: str = "") -> SandboxId:
+    """Return the id of the sandbox whose token signed a URL.
 
     Args:
-        scope: The request's, as ASGI has it.
-        node: Who knows the sandboxes, and their tokens.
-        among: The id of the only one that it may be; empty is any that lives.
+        scope: ASGI scope of the request.
+        node: Node that has the sandboxes.
+        only: Id of the only acceptable sandbox. Empty: any live sandbox.
 
     Raises:
-        AuthenticationError: It was signed with the token of none, was changed, or holds no more.
+        AuthenticationError: No live sandbox has signed the URL, or the signature has expired.
     """
     query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
     given, until = query.get("signature", ""), query.get("signature_expiration", "")
     operation = OPERATIONS.get(scope["method"], "")
-    words = (query.get("path", ""), operation, query.get("username", ""))
+    signed = (query.get("path", ""), operation, query.get("username", ""))
     signer: SandboxInfo | None = None
     for sandbox in await find_live_sandboxes(node, OPERATOR, {}):
-        if among in {"", sandbox.id}:
-            expected = signature(*words, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
+        if only in {"", sandbox.id}:
+            expected = signature(*signed, node.tokens.sandbox_token(OPERATOR, sandbox.id), until)
             if hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
                 signer = sandbox
     if signer is None or not operation:
-        raise _refused("This URL was not signed with the token of a sandbox that lives, or it was changed.")
+        raise _signature_error("The URL is not signed with the token of a live sandbox, or was changed.")
     if until and not (until.isascii() and until.isdecimal() and signer.as_of.timestamp() < int(until)):
-        raise _refused("This URL holds no more.")
+        raise _signature_error("The URL has expired.")
     return signer.id
 
 
-def _refused(why: str) -> AuthenticationError:
-    return AuthenticationError(why, code=ErrorCode.UNAUTHENTICATED, hint="Make another one by download_url() or upload_url().")
+def _signature_error(message: str) -> AuthenticationError:
+    return AuthenticationError(message, code=ErrorCode.UNAUTHENTICATED, hint="Create a new URL with download_url() or upload_url().")

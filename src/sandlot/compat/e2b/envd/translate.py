@@ -1,4 +1,4 @@
-"""Words of a sandbox's inside into ours and back. Pure."""
+"""Translation between envd and the node: users, paths, processes, entries and events. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sandlot.compat.e2b.envd.schemas import Config, Pty, StartMessage
+from sandlot.compat.e2b.envd.schemas import ProcessConfig, Pty, StartMessage
 from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
 from sandlot.model.files import Entry, FileEvent, FileEventKind
@@ -21,7 +21,7 @@ from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
 HOMES: Mapping[User, str] = {User.USER: "/home/user", User.ROOT: "/root"}
 
 ROWS, COLS = 24, 80
-"""Of a terminal whose size nobody says."""
+"""Default size of a terminal."""
 
 SIGNALS: Mapping[str | int, int] = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, 15: 15, 9: 9}
 """``process.Signal``, by name and by number."""
@@ -32,10 +32,10 @@ _NAMES: Mapping[int, str] = {0: "root", 1000: "user"}
 
 CREATE, WRITE, REMOVE, RENAME = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME"))
 _KINDS: Mapping[str, str] = {FileEventKind.CREATED: CREATE, FileEventKind.MODIFIED: WRITE, FileEventKind.REMOVED: REMOVE}
-"""A changed mode is a modification here: EVENT_TYPE_CHMOD is never told."""
+"""Kind of event -> type of E2B. A changed mode is a modification; EVENT_TYPE_CHMOD is never sent."""
 
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
-"""What a file is called until all of it has come (``guest/fs/transfers.py``)."""
+"""Names of incomplete uploads (``guest/fs/transfers.py``)."""
 
 KEEPALIVE: Mapping[str, Any] = {"event": {"keepalive": {}}}
 WATCH_KEEPALIVE: Mapping[str, Any] = {"keepalive": {}}
@@ -43,24 +43,24 @@ PING_S, PING_MOST_S = 50.0, 3600.0
 
 
 def user(name: str) -> User:
-    """Who that is.
+    """Return a user by name; empty is the default user.
 
     Raises:
-        AuthenticationError: Nobody that there is in a sandbox.
+        AuthenticationError: There is no such user in a sandbox.
     """
     try:
         return User(name or "user")
     except ValueError:
         raise AuthenticationError(
-            f"There is no user {name[:50]!r} in the sandbox.", code=ErrorCode.UNAUTHENTICATED, hint="There are 'user' and 'root'."
+            f"There is no user {name[:50]!r} in the sandbox.", code=ErrorCode.UNAUTHENTICATED, hint="Use 'user' or 'root'."
         ) from None
 
 
 def basic_user(authorization: str) -> User:
-    """Who an ``Authorization: Basic`` header names (RFC 7617): a name, and no password that matters.
+    """Return the user of an ``Authorization: Basic`` header (RFC 7617), whose password is ignored.
 
     Raises:
-        AuthenticationError: Nobody that there is in a sandbox.
+        AuthenticationError: There is no such user in a sandbox.
     """
     scheme, _, coded = authorization.partition(" ")
     if scheme.lower() != "basic":
@@ -72,32 +72,32 @@ def basic_user(authorization: str) -> User:
     return user(name)
 
 
-def absolute(path: str, who: User) -> str:
-    """A path as E2B means it: relative to the user's home, which ``~`` is as well."""
+def absolute(path: str, user: User) -> str:
+    """Return the absolute path. Relative paths begin in the user's home directory, which is also ``~``."""
     if path.startswith("/"):
         return path
-    inside = path.removeprefix("~/").strip("/")
-    return HOMES[who] if inside in {"", "~", "."} else f"{HOMES[who]}/{inside}"
+    relative = path.removeprefix("~/").strip("/")
+    return HOMES[user] if relative in {"", "~", "."} else f"{HOMES[user]}/{relative}"
 
 
-def spec(message: StartMessage, who: User, timeout_s: float | None) -> ProcessSpec:
-    """The process that is to be started.
+def process_spec(message: StartMessage, user: User, timeout_s: float | None) -> ProcessSpec:
+    """Return the process to start.
 
     Args:
-        message: What is asked.
-        who: As whom.
-        timeout_s: After which it is killed; None is never.
+        message: Message of the client.
+        user: User of the process.
+        timeout_s: Seconds until the process is killed. None: no timeout.
 
     Raises:
-        InvalidRequestError: It has no command, or is out of bounds.
+        InvalidRequestError: The command is empty, or a value is out of bounds.
     """
-    asked: Config = message.process
-    rows, cols = (None, None) if message.pty is None else screen(message.pty)
+    config: ProcessConfig = message.process
+    rows, cols = (None, None) if message.pty is None else terminal_size(message.pty)
     return ProcessSpec(
-        argv=(asked.cmd, *asked.args),
-        env=asked.envs,
-        cwd=absolute(asked.cwd or "", who),
-        user=who,
+        argv=(config.cmd, *config.args),
+        env=config.envs,
+        cwd=absolute(config.cwd or "", user),
+        user=user,
         stdin=message.stdin,
         timeout_s=None if not timeout_s else min(timeout_s, MAX_TIMEOUT_S),
         rows=rows,
@@ -106,49 +106,49 @@ def spec(message: StartMessage, who: User, timeout_s: float | None) -> ProcessSp
     )
 
 
-def screen(pty: Pty) -> tuple[int, int]:
-    """A terminal's rows and columns."""
+def terminal_size(pty: Pty) -> tuple[int, int]:
+    """Return rows and columns of a terminal."""
     return pty.size.rows or ROWS, pty.size.cols or COLS
 
 
-def signal(asked: str | int) -> int:
-    """The number of a signal.
+def signal(signal: str | int) -> int:
+    """Return the number of a signal.
 
     Raises:
-        UnsupportedError: One that E2B does not have.
+        UnsupportedError: E2B does not have the signal.
     """
-    number = SIGNALS.get(asked)
+    number = SIGNALS.get(signal)
     if number is None:
         raise UnsupportedError(
-            f"Signal {str(asked)[:40]!r} cannot be sent.", code=ErrorCode.UNSUPPORTED, hint="There are SIGNAL_SIGTERM and SIGNAL_SIGKILL."
+            f"Signal {str(signal)[:40]!r} cannot be sent.", code=ErrorCode.UNSUPPORTED, hint="Use SIGNAL_SIGTERM or SIGNAL_SIGKILL."
         )
     return number
 
 
 def started(pid: int) -> dict[str, Any]:
-    """The event that a process runs."""
+    """Return the event of a started process."""
     return {"event": {"start": {"pid": pid}}}
 
 
 def output(channel: int, data: bytes, *, pty: bool) -> dict[str, Any]:
-    """The event of what it wrote."""
+    """Return the event of output."""
     name = "pty" if pty else "stderr" if channel == Channel.STDERR else "stdout"
     return {"event": {"data": {name: base64.b64encode(data).decode()}}}
 
 
 def ended(outcome: ProcessOutcome) -> dict[str, Any]:
-    """The event of its end, in the words of Go's ``os.ProcessState``, which E2B's daemon passes on."""
+    """Return the event of the end of a process, in the format of Go's ``os.ProcessState``, which envd uses."""
     if outcome.signal is not None:
         status = f"signal: {_signal_name(outcome.signal)}"
-        why = {"oom": " (it took more memory than the sandbox has)", "pids": " (it had more processes than the sandbox may)"}
-        return _end(-1, status, exited=False, error=status + why.get(outcome.reason, ""))
+        reasons = {"oom": " (it took more memory than the sandbox has)", "pids": " (it had more processes than the sandbox may)"}
+        return _end(-1, status, exited=False, error=status + reasons.get(outcome.reason, ""))
     status = f"exit status {outcome.exit_code}"
     return _end(outcome.exit_code, status, exited=True, error=status if outcome.exit_code else None)
 
 
 def _end(code: int, status: str, *, exited: bool, error: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"exitCode": code, "exited": exited, "status": status}
-    return {"event": {"end": told if error is None else {**told, "error": error}}}
+    event: dict[str, Any] = {"exitCode": code, "exited": exited, "status": status}
+    return {"event": {"end": event if error is None else {**event, "error": error}}}
 
 
 def _signal_name(number: int) -> str:
@@ -159,77 +159,77 @@ def _signal_name(number: int) -> str:
 
 
 def process(info: ProcessInfo) -> dict[str, Any]:
-    """One process of a list."""
+    """Return a process of a list."""
     config = {"cmd": info.argv[0] if info.argv else "", "args": list(info.argv[1:]), "envs": dict(info.env)}
-    told: dict[str, Any] = {"pid": info.pid, "config": config if info.cwd is None else {**config, "cwd": info.cwd}}
-    return told if info.tag is None else {**told, "tag": info.tag}
+    shown: dict[str, Any] = {"pid": info.pid, "config": config if info.cwd is None else {**config, "cwd": info.cwd}}
+    return shown if info.tag is None else {**shown, "tag": info.tag}
 
 
-def entry(found: Entry) -> dict[str, Any]:
-    """What is at a path: ``filesystem.EntryInfo``. A link is told as a link, with where it leads."""
-    seconds, nanos = divmod(max(0, found.modified_ns), 1_000_000_000)
-    told = {
-        "name": found.name,
-        "type": TYPES.get(found.kind, OTHER_TYPE),
-        "path": found.path,
-        "size": str(found.size),
-        "mode": found.mode & 0o777,
-        "permissions": permissions(found.kind, found.mode),
-        "owner": _NAMES.get(found.uid, str(found.uid)),
-        "group": _NAMES.get(found.gid, str(found.gid)),
+def entry(entry: Entry) -> dict[str, Any]:
+    """Return a ``filesystem.EntryInfo``. A symbolic link has its target."""
+    seconds, nanos = divmod(max(0, entry.modified_ns), 1_000_000_000)
+    info = {
+        "name": entry.name,
+        "type": TYPES.get(entry.kind, OTHER_TYPE),
+        "path": entry.path,
+        "size": str(entry.size),
+        "mode": entry.mode & 0o777,
+        "permissions": permissions(entry.kind, entry.mode),
+        "owner": _NAMES.get(entry.uid, str(entry.uid)),
+        "group": _NAMES.get(entry.gid, str(entry.gid)),
         "modifiedTime": f"{_date(seconds)}.{nanos:09d}Z",
     }
-    if found.kind == "symlink":
-        told["isSymlink"] = True
-        told["symlinkTarget"] = posixpath.normpath(posixpath.join(posixpath.dirname(found.path), found.target or ""))
-    return told
+    if entry.kind == "symlink":
+        info["isSymlink"] = True
+        info["symlinkTarget"] = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.target or ""))
+    return info
 
 
 def _date(seconds: int) -> str:
-    """As far as RFC 3339 goes."""
+    """Return a date, limited to the range of RFC 3339."""
     return datetime.fromtimestamp(min(seconds, 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def permissions(kind: str, mode: int) -> str:
-    """A mode as Go writes it (``io/fs.FileMode.String``)."""
+    """Return a mode in the format of Go (``io/fs.FileMode.String``)."""
     letters = {"directory": "d", "symlink": "L"}.get(kind, "")
     for bit, letter in ((stat.S_ISUID, "u"), (stat.S_ISGID, "g"), (stat.S_ISVTX, "t")):
         letters += letter if mode & bit else ""
     return (letters or "-") + "".join(letter if mode >> 8 - at & 1 else "-" for at, letter in enumerate("rwxrwxrwx"))
 
 
-def happened(event: FileEvent, root: str) -> list[dict[str, Any]]:
-    """One thing that happened in a watched folder, as events of E2B's: what was moved is renamed in its old place and created in its new one.
+def file_events(event: FileEvent, root: str) -> list[dict[str, Any]]:
+    """Return an event of a watched directory as events of E2B. A move is a rename of the old path and a creation of the new path.
 
-    A file that was written through this service was written beside its place and moved there, which nobody is told: it was created and written.
+    An upload through this service writes a temporary file and moves it; its events are a creation and a write of the final path.
 
     Args:
-        event: It.
-        root: The folder, as whoever asked for the watch named it.
+        event: The event.
+        root: The directory as the client named it.
     """
     if _PART.fullmatch(posixpath.basename(event.path)):
         return []
     if event.kind is FileEventKind.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
-        name = _inside(event.path, root)
+        name = _relative(event.path, root)
         return [{"name": name, "type": CREATE}, {"name": name, "type": WRITE}]
     if event.kind is FileEventKind.MOVED:
-        return [{"name": _inside(event.source or "", root), "type": RENAME}, {"name": _inside(event.path, root), "type": CREATE}]
+        return [{"name": _relative(event.source or "", root), "type": RENAME}, {"name": _relative(event.path, root), "type": CREATE}]
     kind = _KINDS.get(event.kind)
-    return [] if kind is None else [{"name": _inside(event.path, root), "type": kind}]
+    return [] if kind is None else [{"name": _relative(event.path, root), "type": kind}]
 
 
-def _inside(path: str, root: str) -> str:
+def _relative(path: str, root: str) -> str:
     return path.removeprefix(root.rstrip("/") + "/")
 
 
 def ping_s(given: str) -> float:
-    """How often a stream that has nothing to tell says so: ``Keepalive-Ping-Interval``, whole seconds.
+    """Return the interval of keep-alive messages from the header ``Keepalive-Ping-Interval``, in whole seconds.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The value is not a positive number of at most nine digits.
     """
     if not given:
         return PING_S
-    if not (given.isascii() and given.isdecimal() and len(given) <= 9 and int(given)):  # noqa: PLR2004 - more is no interval
-        raise InvalidRequestError(f"Keepalive-Ping-Interval is {given[:20]!r}.", hint="It is a number of seconds.")
+    if not (given.isascii() and given.isdecimal() and len(given) <= 9 and int(given)):  # noqa: PLR2004 - longer numbers are not intervals
+        raise InvalidRequestError(f"Keepalive-Ping-Interval is {given[:20]!r}.", hint="Pass a number of seconds.")
     return min(float(given), PING_MOST_S)

@@ -1,1 +1,1 @@
-"""E2B's code interpreter: code that keeps its variables, told as it runs, and the contexts that it runs in."""
+"""E2B's code interpreter: code that keeps its variables and streams its results, and the contexts in which it runs."""

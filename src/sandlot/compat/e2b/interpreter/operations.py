@@ -1,10 +1,10 @@
-"""Where code runs, and how it is followed.
+"""Contexts of E2B's code interpreter, and the execution of code in them.
 
-Laws:
-- E2B's code runs in the user's home, as its commands do. So the context that a language has by default is one of its own, made at its first
-  use, with an id that is always the same: whoever comes next finds it, also after a pause, in a fork, and by the service after this one.
-- A client that goes away interrupts its code; the context and its variables stay. Code has no other timeout: the client has one.
-- A sandbox that ends under its code cuts the answer: clients then ask whether it runs.
+Invariants:
+- Code runs in the user's home directory, like E2B's commands. So each language has its own default context for this API, which the first use creates
+  with a constant id. Later requests find the context, also after a pause, in a fork, and after a restart of the service.
+- If a client disconnects, its code is interrupted; the context and its variables stay. Code has no other timeout, because the client has one.
+- If the sandbox ends, the response is cut, and the client then checks whether the sandbox is running.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from sandlot.compat.e2b.interpreter import translate
-from sandlot.compat.e2b.translate import NAME
+from sandlot.compat.e2b.translate import VENDOR
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
@@ -31,50 +31,49 @@ HOME = "/home/user"
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {"python": "ctx-0000000000000e2b", "javascript": "ctx-0000000000001e2b", "bash": "ctx-0000000000002e2b"}
 )
-"""Language -> the id of the context that it has by default."""
+"""Language -> id of its default context."""
 
 _log = structlog.get_logger("sandlot.http")
 
 
-def context_of(id_: str | None, language: str | None) -> tuple[str, str | None]:
-    """Which context code runs in, and the language of it where it is a default one. Pure.
+def select_context(id_: str | None, language: str | None) -> tuple[str, str | None]:
+    """Return the id of the context for code, and its language if it is a default context. Pure.
 
     Args:
-        id_: The context that was asked for; "default" and "python" are E2B's names of one.
-        language: The language that was asked for.
+        id_: Id in the request; "default" and "python" are names of E2B for the default context of Python.
+        language: Language in the request.
 
     Raises:
-        InvalidRequestError: There is no such language, or both were asked for.
+        InvalidRequestError: The language is unknown, or the request has an id and a language.
     """
     if id_ in {None, "default", "python"}:
-        spoken = context_language((language or "python").lower())
-        return DEFAULTS[spoken], spoken
+        name = context_language((language or "python").lower())
+        return DEFAULTS[name], name
     if language is not None:
-        raise InvalidRequestError("A context has its own language.", hint="Give context_id or language, not both.", fields={"field": "language"})
-    known = {context: spoken for spoken, context in DEFAULTS.items()}
-    return str(id_), known.get(str(id_))
+        raise InvalidRequestError("A context has its own language.", hint="Pass context_id or language, not both.", fields={"field": "language"})
+    languages = {context: name for name, context in DEFAULTS.items()}
+    return str(id_), languages.get(str(id_))
 
 
 async def start(
     node: Node, principal: Principal, sandbox: str, source: str, context: str, default: str | None, env: Mapping[str, str]
 ) -> Stream[CodeEvent]:
-    """Begin to run code.
+    """Start to run code.
 
     Args:
-        node: Runs the code.
-        principal: Whose sandbox that is.
-        sandbox: The sandbox's id.
+        node: Node that has the sandbox.
+        principal: Caller.
+        sandbox: Id of the sandbox.
         source: The code.
-        context: The context's id.
-        default: Its language, where it is the default one, which is made where it is not there.
-        env: For this run.
+        context: Id of the context.
+        default: Language of the context if it is a default context, which is created if it does not exist.
+        env: Environment of this run.
 
     Raises:
-        NotFoundError: ``context_not_found``.
-        SandlotError: It cannot be begun.
+        NotFoundError: There is no such context (code ``context_not_found``).
     """
     cell = CellSpec(source, language=None, context=context, env=env, timeout_s=None)
-    options = ExecutionOptions(origin=NAME)
+    options = ExecutionOptions(origin=VENDOR)
     try:
         return await node.code.stream(principal, sandbox, cell, options)
     except NotFoundError as error:
@@ -85,18 +84,18 @@ async def start(
 
 
 async def lines(events: Stream[CodeEvent]) -> AsyncIterator[bytes]:
-    """What code gives, as it comes, until its end.
+    """Yield the events of code as lines of JSON.
 
     Raises:
-        SandboxEndedError: The sandbox ended meanwhile.
-        UnavailableError: The service is about to.
+        SandboxEndedError: The sandbox has ended meanwhile.
+        UnavailableError: The service is stopping.
     """
     output, raised, execution = OutputEvents(), False, ""
     try:
         async for event in events:
             if isinstance(event, CodeAccepted):
                 execution = event.execution
-            for each in _told(event, output, raised=raised):
+            for each in _client_events(event, output, raised=raised):
                 yield ndjson_line(each)
             raised = raised or isinstance(event, CellError)
     except (SandboxEndedError, UnavailableError) as error:
@@ -106,20 +105,20 @@ async def lines(events: Stream[CodeEvent]) -> AsyncIterator[bytes]:
         yield ndjson_line(translate.failure(str(error.code), str(error), str(error)))
 
 
-def _told(event: CodeEvent, output: OutputEvents, *, raised: bool) -> Iterator[dict[str, Any]]:
-    pieces = output.feed(event) if isinstance(event, Output | OutputGap) else output.end()  # half a character may have come before this
+def _client_events(event: CodeEvent, output: OutputEvents, *, raised: bool) -> Iterator[dict[str, Any]]:
+    pieces = output.feed(event) if isinstance(event, Output | OutputGap) else output.end()  # completes a character that was split
     for piece in pieces:
         yield translate.output(piece, datetime.now(UTC))
     if isinstance(event, CellStarted):
         yield translate.started(event.count)
     elif isinstance(event, CellError):
         yield translate.error(event)
-    elif isinstance(event, Display) and not event.update:  # updates are told by E2B neither
+    elif isinstance(event, Display) and not event.update:  # E2B does not send updates
         yield translate.result(event)
     elif isinstance(event, CodeEnded) and not raised and (ended := translate.end(event.status)) is not None:
         yield ended
 
 
-def told(context: Context) -> dict[str, Any]:
-    """A context as clients are told of it."""
+def context_object(context: Context) -> dict[str, Any]:
+    """Return the object of a context."""
     return {"id": context.id, "language": context.language, "cwd": context.cwd}

@@ -1,9 +1,9 @@
-"""What a cell gives, as lines that E2B's clients read. Pure.
+"""Events of code as objects that E2B's clients parse. Pure.
 
-Laws:
-- A representation is a field of its result by the name that E2B has for it; any other is in ``extra`` by its MIME type.
-- Text that is a quoted string is told without its quotes, as E2B tells it: the value of ``'a' + 'b'`` reads ``ab``.
-- JSON is told as what it is, and not as text; images and other bytes as base64.
+Invariants:
+- A representation is the field of the result that E2B has for its MIME type. Other representations are in ``extra`` by MIME type.
+- Text that is a quoted string loses its quotes, as at E2B: the value of ``'a' + 'b'`` is ``ab``.
+- JSON is embedded, not encoded as text. Images and other bytes are base64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from sandlot.compat.common import rfc3339_ms
 from sandlot.model.executions import CellError, CodeStatus, Display
@@ -37,30 +37,30 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         CHART: "chart",
     }
 )
-"""MIME type -> its field of a result."""
+"""MIME type -> field of a result."""
 
-_LEAST_QUOTED = 2
+_MIN_QUOTED: Final = 2
 
 _ENDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "timeout": ("TimeoutError", "The code was interrupted after its time."),
-        "killed": ("KernelKilled", "The interpreter did not heed its interrupt and was killed. Its variables are gone; files stay."),
+        "timeout": ("TimeoutError", "The code exceeded its timeout and was interrupted."),
+        "killed": ("KernelKilled", "The interpreter ignored the interrupt and was killed. Its variables are gone; files stay."),
         "died": ("KernelDied", "The interpreter of this context ended. Its variables are gone; files stay, and the next run starts a new one."),
         "oom": ("MemoryError", "The interpreter was killed because it took too much memory. Its variables are gone; files stay."),
         "aborted": ("Aborted", "The code was not run: the context was interrupted or restarted before its turn."),
         "error": ("Error", "The code failed."),
     }
 )
-"""How a cell can end without an exception that anybody could tell -> what is told of it."""
+"""Status of code that ended without an exception -> name and value of the error."""
 
 
 def started(count: int) -> dict[str, Any]:
-    """Its turn came."""
+    """Return the event of started code."""
     return {"type": "number_of_executions", "execution_count": count}
 
 
 def output(event: StreamEvent, at: datetime) -> dict[str, Any]:
-    """What it wrote, or what is missing of that."""
+    """Return the event of output, or of lost output."""
     data = event.data
     if event.name == "lost":
         text = f"[{data['bytes']} bytes were not kept]\n"
@@ -71,38 +71,38 @@ def output(event: StreamEvent, at: datetime) -> dict[str, Any]:
     return {"type": data["stream"], "text": text, "timestamp": rfc3339_ms(at)}
 
 
-def result(shown: Display) -> dict[str, Any]:
-    """What it showed."""
+def result(display: Display) -> dict[str, Any]:
+    """Return the event of a display."""
     fields: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for mime, item in shown.data.items():
+    for mime, item in display.data.items():
         value = _value(mime, item)
         name = FIELDS.get(mime)
         if name is None:
             extra[mime] = value
         elif name != "chart" or isinstance(value, dict):
             fields[name] = _unquoted(value) if name == "text" else value
-    return {"type": "result", **fields, "is_main_result": shown.main, "extra": extra}
+    return {"type": "result", **fields, "is_main_result": display.main, "extra": extra}
 
 
 def error(raised: CellError) -> dict[str, Any]:
-    """The exception that ended it."""
+    """Return the event of an exception."""
     return failure(raised.name, raised.value, "\n".join(raised.traceback))
 
 
 def end(outcome: CodeStatus) -> dict[str, Any] | None:
-    """How it ended, where no exception said so; None where it ended well."""
-    told = _ENDS.get(outcome.status)
-    return None if told is None else failure(*told, told[1])
+    """Return the event of code that ended without an exception and did not succeed; None if it succeeded."""
+    error = _ENDS.get(outcome.status)
+    return None if error is None else failure(*error, error[1])
 
 
 def failure(name: str, value: str, traceback: str) -> dict[str, Any]:
-    """Something that went wrong."""
+    """Return an error event."""
     return {"type": "error", "name": name, "value": value, "traceback": traceback}
 
 
 def _value(mime: str, item: str | bytes) -> Any:  # noqa: ANN401 - JSON
-    """A representation as JSON carries it."""
+    """Return a representation as JSON."""
     if mime == "application/json" or mime.endswith("+json"):
         text = item if isinstance(item, str) else item.decode("utf-8", "replace")
         try:
@@ -115,7 +115,7 @@ def _value(mime: str, item: str | bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Python reads NaN and the infinities as JSON, which nobody else does (RFC 8259, 6)."""
+    """Replace NaN and infinities, which Python accepts in JSON, by null (RFC 8259, 6)."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -124,5 +124,5 @@ def _finite(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def _unquoted(text: str) -> str:
-    quoted = len(text) >= _LEAST_QUOTED and text[0] == text[-1] and text[0] in "'\""
+    quoted = len(text) >= _MIN_QUOTED and text[0] == text[-1] and text[0] in "'\""
     return text[1:-1] if quoted else text
