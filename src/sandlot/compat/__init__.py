@@ -1,7 +1,7 @@
-"""Other sandboxes' clients, served unchanged: one sub-room for each vendor, that knows its wire and nothing of the others.
+"""Compatibility APIs: the clients of other vendors run unchanged. Each vendor has one package, which knows nothing of the others.
 
-Laws:
-- A door translates and nothing else: what it is asked for is done by core, by the same rules as for the API.
-- Everything under its prefix speaks the vendor's words, failures of the frame around it included.
-- What a door does not support is refused (501), never ignored. ``COVERAGE.md`` beside it says which calls there are.
+Invariants:
+- A package translates and nothing else. Its operations are those of the node, with the same rules as for the native API.
+- Every response below a vendor's prefix has the vendor's format, including errors of the middleware.
+- Unsupported calls and options are refused, never ignored. ``COVERAGE.md`` in each package lists the calls and their tests.
 """

@@ -1,6 +1,6 @@
-"""Tensorlake: sandboxes, snapshots and warm pools, and the inside of a sandbox as an API of its own.
+"""Tensorlake: sandboxes, snapshots and pools, and an API of its own for the inside of a sandbox.
 
-What its client sends and expects is its package on PyPI, ``tensorlake`` 0.5.162; ``COVERAGE.md`` lists every call.
+The vendor's client is ``tensorlake`` 0.5.162 of PyPI. ``COVERAGE.md`` lists every call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ API = VendorApi(
     router=routes.router,
     table=errors.TABLE,
     body=errors.body,
-    help="docs/how-to/move-from-tensorlake.md of Sandlot says which of Tensorlake's calls there are.",
+    help="docs/how-to/move-from-tensorlake.md of Sandlot lists the supported calls of Tensorlake.",
     root_router=routes.root_router,
-    authenticate=routes.admit,
+    authenticate=routes.authenticate,
 )

@@ -1,36 +1,36 @@
-"""Where Tensorlake's client asks: the same calls at two places each, and which sandbox they are about.
+"""Addresses of the Tensorlake API: each call has two paths, and a request names its sandbox in one of several ways.
 
-Its client asks for sandboxes, snapshots and pools below ``/v1/namespaces/NAME`` where the service's host is ``localhost`` or ``127.0.0.1``, and
-without that for every other one. It asks the inside of a sandbox at the ``sandbox_url`` that it was told; of hosts that are not this machine it
-keeps no path of that, and names the sandbox in a header. Its tunnels keep no path of any host, and where that is this machine their ``Host`` names
-the sandbox.
+For ``localhost`` and ``127.0.0.1``, the client requests sandboxes, snapshots and pools below ``/v1/namespaces/NAME``; for other hosts, without that
+prefix. It requests the inside of a sandbox at the sandbox's ``sandbox_url``. For other hosts it drops the path of the URL and names the sandbox in a
+header. Its tunnels drop the path for any host; on this machine, their ``Host`` names the sandbox.
 
-Laws:
-- A sandbox is named by its id, or by its name where it is one's own and lives.
-- There is one namespace: a key's own.
+Invariants:
+- A sandbox is named by its id, or by its name if it is live and belongs to the caller.
+- Each key has exactly one namespace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.requests import HTTPConnection
 
-from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
+from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.web.dependencies import get_node, get_principal
 
-PREFIX = "/tensorlake"
-NAMESPACE = "default"
-SANDBOX_HEADER = "X-Tensorlake-Sandbox-Id"
-BELOW = "/sbx"
-"""Where the inside of sandboxes is."""
-INNER = "/api/v1"
-HOST_SUFFIX = ".local"
-"""What its client puts behind a sandbox's id or name, as the ``Host`` of this machine."""
+PREFIX: Final = "/tensorlake"
+NAMESPACE: Final = "default"
+SANDBOX_HEADER: Final = "X-Tensorlake-Sandbox-Id"
+SANDBOX_PATH: Final = "/sbx"
+"""Path of the inside of sandboxes, below the prefix."""
+RUNTIME_PATH: Final = "/api/v1"
+"""Path of the inside of a sandbox, below the path of the sandbox or at the root of the port."""
+HOST_SUFFIX: Final = ".local"
+"""Text that the client appends to the id or name of a sandbox in the ``Host`` of this machine."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -38,104 +38,94 @@ router = APIRouter()
 root_router = APIRouter()
 
 
-async def one_namespace(request: Request) -> None:
-    """Refuse any namespace but the one that there is.
+async def check_namespace(request: Request) -> None:
+    """Refuse unknown namespaces.
 
     Raises:
-        InvalidRequestError: It is another one.
+        InvalidRequestError: The path names another namespace than ``default``.
     """
-    named = request.path_params.get("namespace", NAMESPACE)
-    if named != NAMESPACE:
+    namespace = request.path_params.get("namespace", NAMESPACE)
+    if namespace != NAMESPACE:
         raise InvalidRequestError(
-            f"There is no namespace {named[:64]!r}.",
-            hint=f"Use {NAMESPACE!r}, which is what the client takes by itself: every key of Sandlot's has its own sandboxes.",
+            f"There is no namespace {namespace[:64]!r}.",
+            hint=f"Use {NAMESPACE!r}, the default of the client. Each API key has its own sandboxes.",
             fields={"field": "namespace"},
         )
 
 
 class RouteAliases:
-    """A set of calls that is there at several places.
+    """Calls that have the same path below several prefixes.
 
     Args:
-        places: Each a router, and what is in front of a call's path there.
+        places: Routers, each with a prefix for the calls.
     """
 
     def __init__(self, *places: tuple[APIRouter, str]) -> None:
         self._places = places
 
     def route(self, method: str, path: str) -> Callable[[_Handler], _Handler]:
-        """What answers one call: a decorator."""
+        """Return a decorator that adds a handler below all prefixes."""
 
         def add(handler: _Handler) -> _Handler:
-            for place, before in self._places:
-                needs = [Depends(one_namespace)] if "{namespace}" in before else []
-                place.add_api_route(before + path, handler, methods=[method], dependencies=needs)
+            for place, prefix in self._places:
+                dependencies = [Depends(check_namespace)] if "{namespace}" in prefix else []
+                place.add_api_route(prefix + path, handler, methods=[method], dependencies=dependencies)
             return handler
 
         return add
 
     def socket(self, path: str) -> Callable[[_Handler], _Handler]:
-        """What answers one WebSocket: a decorator."""
+        """Return a decorator that adds the handler of a WebSocket below all prefixes."""
 
         def add(handler: _Handler) -> _Handler:
-            for place, before in self._places:
-                place.add_api_websocket_route(before + path, handler)
+            for place, prefix in self._places:
+                place.add_api_websocket_route(prefix + path, handler)
             return handler
 
         return add
 
 
 CONTROL = RouteAliases((router, "/v1/namespaces/{namespace}"), (router, ""))
-INSIDE = RouteAliases((router, f"{BELOW}/{{sandbox}}{INNER}"), (root_router, INNER))
+RUNTIME = RouteAliases((router, f"{SANDBOX_PATH}/{{sandbox}}{RUNTIME_PATH}"), (root_router, RUNTIME_PATH))
 
 
-async def any_sandbox(request: HTTPConnection, id_or_name: str) -> SandboxInfo:
-    """A sandbox by its id, also one that has ended, for as long as its record is kept; or a live one by its name.
+async def resolve_sandbox(request: HTTPConnection, id_or_name: str) -> SandboxInfo:
+    """Return a live or ended sandbox by its id, or a live sandbox by its name.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``.
+        NotFoundError: There is no such sandbox (code ``sandbox_not_found``).
     """
     return await get_node(request).sandboxes.get(get_principal(request), id_or_name)
 
 
-async def id_of(request: HTTPConnection, id_or_name: str) -> str:
-    """The id of the sandbox that a word of a path names. Whether there is one of an id is said by what is asked of it.
+async def resolve_id(request: HTTPConnection, id_or_name: str) -> str:
+    """Return the id of a sandbox. An id is returned unchanged, because the operation reports an unknown id.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``.
+        NotFoundError: There is no sandbox of this name (code ``sandbox_not_found``).
     """
-    return id_or_name if SANDBOX_ID.fullmatch(id_or_name) else (await any_sandbox(request, id_or_name)).id
+    return id_or_name if SANDBOX_ID.fullmatch(id_or_name) else (await resolve_sandbox(request, id_or_name)).id
 
 
-async def inside(connection: HTTPConnection) -> str:
-    """The id of the sandbox whose inside a request is about.
+async def requested_sandbox(connection: HTTPConnection) -> str:
+    """Return the id of the sandbox whose inside a request is about.
 
     Raises:
-        NotFoundError: ``sandbox_not_found``.
-        InvalidRequestError: It does not say which.
+        NotFoundError: There is no such sandbox (code ``sandbox_not_found``).
+        InvalidRequestError: The request names no sandbox.
     """
-    named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _of_host(connection.headers.get("host", ""))
+    named = connection.path_params.get("sandbox") or connection.headers.get(SANDBOX_HEADER) or _sandbox_of_host(connection.headers.get("host", ""))
     if not named:
-        raise InvalidRequestError("The request does not say which sandbox it is about.", hint=f"Send its id in the header {SANDBOX_HEADER}.")
-    return await id_of(connection, named)
+        raise InvalidRequestError("The request names no sandbox.", hint=f"Send the id of the sandbox in the header {SANDBOX_HEADER}.")
+    return await resolve_id(connection, named)
 
 
-def _of_host(host: str) -> str:
-    """The sandbox that a ``Host`` names, or nothing. Pure."""
+def _sandbox_of_host(host: str) -> str:
+    """Return the sandbox that a ``Host`` names, or an empty text. Pure."""
     name = host.partition(":")[0]
     return name.removesuffix(HOST_SUFFIX) if name.endswith(HOST_SUFFIX) else ""
 
 
-def url_of(request: Request, sandbox: str) -> str:
-    """Where the client reaches the inside of a sandbox, as it has reached this service."""
-    return f"{request.url.scheme}://{request.headers.get('host') or 'localhost'}{PREFIX}{BELOW}/{sandbox}"
-
-
-def refused(what: str, why: str) -> UnsupportedError:
-    """What is answered where Tensorlake has something that Sandlot has not.
-
-    Args:
-        what: A sentence that says what.
-        why: What to use in its place.
-    """
-    return UnsupportedError(what, code=ErrorCode.UNSUPPORTED, hint=why)
+def sandbox_url(request: Request, sandbox: str) -> str:
+    """Return the URL of the inside of a sandbox, with the scheme and host by which the client reached this service."""
+    return f"{request.url.scheme}://{request.headers.get('host') or 'localhost'}{PREFIX}{SANDBOX_PATH}/{sandbox}"

@@ -1,6 +1,6 @@
-"""Failures as Tensorlake tells them.
+"""Errors of the Tensorlake API: ``{"error": ..., "code": ...}`` and a status.
 
-Law: No request for a sandbox is answered with 422 or 504, which its client reads as a sandbox that was made.
+Invariant: No error of a create request has status 422 or 504, which the client takes for a created sandbox.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TABLE = error_table(
     unavailable=ErrorTableEntry(503, "SERVICE_UNAVAILABLE"),
     internal=ErrorTableEntry(500, "INTERNAL"),
     others={
-        ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,  # an image that is not there is no sandbox that is not there
+        ErrorCode.TEMPLATE_NOT_FOUND: _INVALID,  # the client takes 404 for a missing sandbox
     },
 )
 
 
 def body(details: VendorErrorDetails) -> Mapping[str, Any]:
-    """What callers read. Pure."""
+    """Return the error body. Pure."""
     return {"error": details.message, "code": details.entry.code, "request_id": details.request_id}

@@ -1,33 +1,34 @@
-"""Tensorlake's words for sandboxes, snapshots and pools into ours and back. Pure.
+"""Translation between Tensorlake's control plane and the node. Pure.
 
-Laws:
-- What is asked for and cannot be kept is refused with the reason, never passed over; a field that says what is so anyway is taken.
-- The image that was asked for is given back, whatever the template is called here.
+Invariants:
+- An option that Sandlot does not have is refused with the reason, not ignored. A value without effect is accepted.
+- The image is returned by the name that the client passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 from sandlot.compat.common import VENDOR_KEY
 from sandlot.compat.tensorlake.addressing import NAMESPACE
 from sandlot.compat.tensorlake.control.schemas import (
-    CreateBody,
-    MadeAnswer,
+    CreatedSandboxResponse,
+    CreateSandboxRequest,
     Mount,
-    MountBody,
+    MountRequest,
     Network,
-    NetworkBody,
-    PoolAnswer,
-    PoolBody,
+    NetworkOptions,
+    PoolRequest,
+    PoolResponse,
     Resize,
+    ResourceOptions,
     Resources,
-    ResourcesBody,
-    SandboxAnswer,
-    SnapshotAnswer,
+    SandboxResponse,
+    SnapshotResponse,
     Status,
-    UpdateBody,
+    UpdateSandboxRequest,
 )
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -37,17 +38,21 @@ from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, SandboxIn
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits, SnapshotKind, User, VolumeMount
 from sandlot.model.states import State
 
-NAME = "tensorlake"
-
-IMAGE_KEY = "sandlot.api.image"
-POOL_KEY = "sandlot.api.pool"
-TIMEOUT_KEY = "sandlot.api.timeout"
-NETWORK_KEY = "sandlot.api.network"
+VENDOR: Final = "tensorlake"
+"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+IMAGE_KEY: Final = "sandlot.api.image"
+"""Label whose value is the image as the client named it."""
+POOL_KEY: Final = "sandlot.api.pool"
+"""Label of a claimed sandbox whose value is the id of its pool."""
+TIMEOUT_KEY: Final = "sandlot.api.timeout"
+"""Label of a pool whose value is the timeout of claimed sandboxes in seconds; 0 means none."""
+NETWORK_KEY: Final = "sandlot.api.network"
+"""Label of a pool whose value is the network mode of claimed sandboxes."""
 
 IMAGES: Mapping[str, str] = {"": DEFAULT_TEMPLATE, "tensorlake/ubuntu-minimal": DEFAULT_TEMPLATE}
-"""Tensorlake's own names for what sandboxes start from; any other one is a template's."""
+"""Image of Tensorlake -> template. Any other image is the name of a template."""
 
-LATER = "Sandlot does not enforce this yet, so it refuses it: leave it out (pip, npm, apt work), or say allow_internet_access=False (nothing does)."
+_NETWORK_HINT: Final = "Sandlot does not enforce this yet. Omit it (pip, npm and apt work), or pass allow_internet_access=False (they do not)."
 
 STATUSES: Mapping[State, Status] = {
     State.CREATING: "pending",
@@ -62,202 +67,200 @@ STATUSES: Mapping[State, Status] = {
     State.STOPPED: "terminated",
     State.FAILED: "terminated",
 }
-"""What each of our states is called there; total."""
+"""State -> status of Tensorlake; total."""
 
 _REACHABLE = frozenset({"running", "snapshotting", "suspending", "suspended"})
 _KINDS: Mapping[str | None, SnapshotKind] = {None: SnapshotKind.MEMORY, "memory": SnapshotKind.MEMORY, "filesystem": SnapshotKind.FILES}
 
 
-def refuse(field: str, why: str) -> InvalidRequestError:
-    """What is answered to a field that cannot be kept.
+def not_possible(field: str, hint: str) -> InvalidRequestError:
+    """Return the error for an option that Sandlot does not have.
 
     Args:
-        field: Its name.
-        why: One sentence: the reason, and what to do.
+        field: Name of the field.
+        hint: What to do, and the reason.
     """
-    return InvalidRequestError(f"{field} is not possible here.", hint=why, fields={"field": field})
+    return InvalidRequestError(f"{field} is not possible here.", hint=hint, fields={"field": field})
 
 
 def template(image: str) -> str:
-    """The template that an image is."""
+    """Return the template of an image."""
     return IMAGES.get(image, image)
 
 
-def network(asked: NetworkBody | None) -> NetworkPolicy | None:
-    """The policy that is asked for; None where nothing is said.
+def network_policy(options: NetworkOptions | None) -> NetworkPolicy | None:
+    """Return the network policy of a request. None: the default.
 
     Raises:
-        InvalidRequestError: It is one that is not enforced.
+        InvalidRequestError: Sandlot cannot enforce the policy.
     """
-    if asked is None:
+    if options is None:
         return None
     for field in ("allow_out", "deny_out"):
-        if getattr(asked, field):
-            raise refuse(field, LATER)
-    if asked.allow_internet_access:
-        raise refuse("allow_internet_access=True", LATER)
+        if getattr(options, field):
+            raise not_possible(field, _NETWORK_HINT)
+    if options.allow_internet_access:
+        raise not_possible("allow_internet_access=True", _NETWORK_HINT)
     return NetworkPolicy(NetworkMode.NONE)
 
 
-def change(asked: ResourcesBody | None) -> LimitsChange | None:
-    """What is asked for of resources; None where nothing is.
+def limits_change(options: ResourceOptions | None) -> LimitsChange:
+    """Return the limits of a request.
 
     Raises:
-        InvalidRequestError: It asks for what there is not.
+        InvalidRequestError: The request has GPUs, or a limit is out of range.
     """
-    if asked is None:
-        return None
-    if asked.gpus:
-        raise refuse("gpus", "Sandlot has no GPUs: leave it out.")
-    given = LimitsChange(
-        cpus=asked.cpus,
-        memory_bytes=None if asked.memory_mb is None else asked.memory_mb * MIB,
-        disk_bytes=None if asked.disk_mb is None else asked.disk_mb * MIB,
+    if options is None:
+        return LimitsChange()
+    if options.gpus:
+        raise not_possible("gpus", "Omit gpus: Sandlot has no GPUs.")
+    return LimitsChange(
+        cpus=options.cpus,
+        memory_bytes=None if options.memory_mb is None else options.memory_mb * MIB,
+        disk_bytes=None if options.disk_mb is None else options.disk_mb * MIB,
     )
-    return None if given == LimitsChange() else given
 
 
-def limits(asked: ResourcesBody | None) -> Limits:
-    """What a sandbox that is made anew may use."""
-    given = change(asked)
-    return Limits() if given is None else given.over(Limits())
+def limits(options: ResourceOptions | None) -> Limits:
+    """Return the limits of a new sandbox."""
+    return limits_change(options).over(Limits())
 
 
 def timeout_s(seconds: int | None) -> float | None:
-    """A timeout as ours: none is said by 0."""
+    """Return a timeout. None is the default, 0 means no timeout."""
     return DEFAULT_TIMEOUT_S if seconds is None else float(seconds) or None
 
 
-def volumes(asked: Sequence[MountBody] | None) -> tuple[VolumeMount, ...]:
-    """File systems, which are volumes, by their names or ids.
+def volumes(mounts: Sequence[MountRequest] | None) -> tuple[VolumeMount, ...]:
+    """Return file systems as volumes, by name or id.
 
     Raises:
-        InvalidRequestError: They cannot be put there as they are asked for.
+        InvalidRequestError: A mount has an option that Sandlot does not have.
     """
-    for each in asked or ():
-        if each.prefetch:
-            raise refuse("prefetch", "A volume lies on this host, and needs no fetching: leave it out.")
-        if each.snapshot_id is not None:
-            raise refuse("snapshot_id of a file system", "There are no snapshots of volumes: leave it out.")
-        if each.owner is not None:
-            raise refuse("owner of a file system", "What is in a volume belongs to who wrote it: leave it out.")
-    return tuple(VolumeMount(each.file_system_id, each.mount_path, each.read_only) for each in asked or ())
+    for mount in mounts or ():
+        if mount.prefetch:
+            raise not_possible("prefetch", "Omit prefetch: volumes are stored on this host.")
+        if mount.snapshot_id is not None:
+            raise not_possible("snapshot_id of a file system", "Omit snapshot_id: volumes have no snapshots.")
+        if mount.owner is not None:
+            raise not_possible("owner of a file system", "Omit owner: files belong to the user that wrote them.")
+    return tuple(VolumeMount(mount.file_system_id, mount.mount_path, mount.read_only) for mount in mounts or ())
 
 
 def check_access(unauthenticated: bool | None, ports: Sequence[int] | None) -> None:  # noqa: FBT001 - a field of a body
-    """Refuse ports that are to be reached from outside.
+    """Refuse public access to ports.
 
     Raises:
-        InvalidRequestError: Some are.
+        InvalidRequestError: The request opens ports.
     """
     if unauthenticated:
-        raise refuse("allow_unauthenticated_access", "Nothing of a sandbox is reached without a key: leave it out.")
+        raise not_possible("allow_unauthenticated_access", "Omit it: a sandbox cannot be reached without a key.")
     if ports:
-        raise refuse("exposed_ports", "Ports of sandboxes have no public address: reach what listens there through a tunnel (create_tunnel).")
+        raise not_possible("exposed_ports", "Use a tunnel (create_tunnel): ports of sandboxes have no public address.")
 
 
-def new_sandbox(body: CreateBody) -> CreateSandboxParams:
-    """A sandbox that is to be made.
+def create_params(body: CreateSandboxRequest) -> CreateSandboxParams:
+    """Return the create request of a sandbox.
 
     Raises:
-        InvalidRequestError: It cannot be made as it is asked for.
+        InvalidRequestError: The request has an option that Sandlot does not have.
     """
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
     if body.entrypoint:
-        raise refuse("entrypoint", "Start what is to run with start_process.")
+        raise not_possible("entrypoint", "Start the program with start_process.")
     if body.max_pending_secs:
-        raise refuse("max_pending_secs", "Nothing waits here for capacity: a sandbox is made at once, or refused. Leave it out, or say 0.")
+        raise not_possible("max_pending_secs", "Omit max_pending_secs, or pass 0: requests do not wait for capacity.")
     if body.snapshot_id is not None and body.image is not None:
-        raise refuse("image", "A snapshot decides the image of what starts from it: leave it out.")
-    metadata = {VENDOR_KEY: NAME} if not body.image else {VENDOR_KEY: NAME, IMAGE_KEY: body.image}
+        raise not_possible("image", "Omit image: the snapshot has an image.")
+    metadata = {VENDOR_KEY: VENDOR} if not body.image else {VENDOR_KEY: VENDOR, IMAGE_KEY: body.image}
     return CreateSandboxParams(
         template=template(body.image or ""),
         snapshot=body.snapshot_id,
         name=body.name,
         metadata=metadata,
-        limits=change(body.resources) or LimitsChange(),
+        limits=limits_change(body.resources),
         timeout_s=timeout_s(body.timeout_secs),
-        network=network(body.network),
+        network=network_policy(body.network),
         auto_resume=body.auto_resume is not False,
         volumes=volumes(body.file_systems),
     )
 
 
-def update(body: UpdateBody, sandbox: SandboxInfo) -> UpdateSandboxParams:
-    """What is to be changed of a sandbox.
+def update_params(body: UpdateSandboxRequest, sandbox: SandboxInfo) -> UpdateSandboxParams:
+    """Return the update of a sandbox.
 
     Raises:
-        InvalidRequestError: It cannot be changed like that.
+        InvalidRequestError: The request is empty, or changes a property that is fixed.
     """
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
-    if "network" in body.model_fields_set and (network(body.network) or NetworkPolicy()).mode is not sandbox.spec.network.mode:
-        raise refuse("network", "What a sandbox may reach is decided when it is made: make another one.")
+    if "network" in body.model_fields_set and (network_policy(body.network) or NetworkPolicy()).mode is not sandbox.spec.network.mode:
+        raise not_possible("network", "Create another sandbox: the network policy of a sandbox is fixed.")
     if not body.model_fields_set:
-        raise InvalidRequestError("Nothing is to be changed.", hint="Say what: name, resources or auto_resume.")
-    return UpdateSandboxParams(name=body.name, limits=change(body.resources) or LimitsChange(), auto_resume=body.auto_resume)
+        raise InvalidRequestError("The request changes nothing.", hint="Pass name, resources or auto_resume.")
+    return UpdateSandboxParams(name=body.name, limits=limits_change(body.resources), auto_resume=body.auto_resume)
 
 
-def kind(word: str | None) -> SnapshotKind:
-    """What a snapshot is to hold."""
-    return _KINDS[word]
+def snapshot_kind(snapshot_type: str | None) -> SnapshotKind:
+    """Return the kind of a snapshot; by default with memory."""
+    return _KINDS[snapshot_type]
 
 
-def resources(of: Limits) -> Resources:
-    """What a sandbox may use, as it is told."""
-    return Resources(cpus=of.cpus, memory_mb=of.memory_bytes // MIB, disk_mb=of.disk_bytes // MIB)
+def resources(limits: Limits) -> Resources:
+    """Return limits as resources."""
+    return Resources(cpus=limits.cpus, memory_mb=limits.memory_bytes // MIB, disk_mb=limits.disk_bytes // MIB)
 
 
-def policy(of: NetworkPolicy | None) -> Network | None:
-    """What a sandbox may reach, as it is told: None where nothing was said."""
-    return Network() if of is not None and of.mode is NetworkMode.NONE else None
+def network(policy: NetworkPolicy | None) -> Network | None:
+    """Return a closed network; None for the default policy."""
+    return Network() if policy is not None and policy.mode is NetworkMode.NONE else None
 
 
 def status(sandbox: SandboxInfo) -> Status:
-    """Where a sandbox is in its life."""
+    """Return the status of a sandbox."""
     return STATUSES[sandbox.state]
 
 
-def made(sandbox: SandboxInfo, url: str) -> MadeAnswer:
-    """A sandbox as whoever made it is told of it."""
-    now = status(sandbox)
-    return MadeAnswer(sandbox_id=sandbox.id, status=now, sandbox_url=url if now in _REACHABLE else None, name=sandbox.name)
+def created_sandbox(sandbox: SandboxInfo, url: str) -> CreatedSandboxResponse:
+    """Return the response for a sandbox that was created, claimed or copied."""
+    current = status(sandbox)
+    return CreatedSandboxResponse(sandbox_id=sandbox.id, status=current, sandbox_url=url if current in _REACHABLE else None, name=sandbox.name)
 
 
-def sandbox(sandbox: SandboxInfo, url: str) -> SandboxAnswer:
-    """A sandbox with all that is told of it."""
-    now, spec, exit_ = status(sandbox), sandbox.spec, sandbox.exit
-    told = resources(spec.limits)
-    return SandboxAnswer(
+def sandbox_response(sandbox: SandboxInfo, url: str) -> SandboxResponse:
+    """Return the response for a sandbox."""
+    current, spec, exit_ = status(sandbox), sandbox.spec, sandbox.exit
+    limits = resources(spec.limits)
+    return SandboxResponse(
         id=sandbox.id,
         namespace=NAMESPACE,
-        status=now,
+        status=current,
         image=sandbox.metadata.get(IMAGE_KEY, spec.template.name),
         runtime=spec.isolation,
-        resources=told,
-        resource_resize=Resize(requested=told),
+        resources=limits,
+        resource_resize=Resize(requested=limits),
         timeout_secs=0 if spec.timeout_s is None else round(spec.timeout_s),
         name=sandbox.name,
         auto_resume=spec.auto_resume,
-        network_policy=policy(spec.network),
+        network_policy=network(spec.network),
         pool_id=sandbox.metadata.get(POOL_KEY),
         termination_reason=None if exit_ is None else str(exit_.reason),
         error_details=None if exit_ is None else exit_.detail or None,
         created_at=milliseconds(sandbox.created_at),
         terminated_at=None if sandbox.ended_at is None else milliseconds(sandbox.ended_at),
-        sandbox_url=url if now in _REACHABLE else None,
+        sandbox_url=url if current in _REACHABLE else None,
         file_systems=mounts(sandbox),
     )
 
 
 def mounts(sandbox: SandboxInfo) -> list[Mount]:
-    """The file systems of a sandbox, as they were asked for."""
+    """Return the volumes of a sandbox as file systems, by the names that the client passed."""
     return [Mount(file_system_id=each.requested_as or each.volume, mount_path=each.path, read_only=each.read_only) for each in sandbox.spec.volumes]
 
 
-def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
-    """A snapshot."""
+def snapshot_response(record: SnapshotRecord) -> SnapshotResponse:
+    """Return the response for a snapshot."""
     unusable = bool(record.problem) and not record.layer
-    return SnapshotAnswer(
+    return SnapshotResponse(
         id=record.id,
         namespace=NAMESPACE,
         sandbox_id=record.spec.id,
@@ -270,61 +273,61 @@ def snapshot(record: SnapshotRecord) -> SnapshotAnswer:
     )
 
 
-def pool_words(body: PoolBody) -> dict[str, str]:
-    """What a pool notes for those that are claimed of it.
+def pool_labels(body: PoolRequest) -> dict[str, str]:
+    """Return the labels of a pool, which hold the options of sandboxes that are claimed.
 
     Raises:
-        InvalidRequestError: It cannot be kept.
+        InvalidRequestError: The request has an option that Sandlot does not have.
     """
     if body.entrypoint:
-        raise refuse("entrypoint", "Start what is to run with start_process.")
-    chosen = network(body.network)
-    words = {VENDOR_KEY: NAME, IMAGE_KEY: body.image, TIMEOUT_KEY: str(body.timeout_secs)}
-    return words if chosen is None else {**words, NETWORK_KEY: str(chosen.mode)}
+        raise not_possible("entrypoint", "Start the program with start_process.")
+    policy = network_policy(body.network)
+    labels = {VENDOR_KEY: VENDOR, IMAGE_KEY: body.image, TIMEOUT_KEY: str(body.timeout_secs)}
+    return labels if policy is None else {**labels, NETWORK_KEY: str(policy.mode)}
 
 
-def pool_timeout_s(words: Mapping[str, str]) -> float | None:
-    """The timeout of what is claimed of a pool; of one that another API made, the default."""
-    return timeout_s(int(words[TIMEOUT_KEY])) if TIMEOUT_KEY in words else DEFAULT_TIMEOUT_S
+def pool_timeout_s(labels: Mapping[str, str]) -> float | None:
+    """Return the timeout of sandboxes that are claimed from a pool; the default if another API created the pool."""
+    return timeout_s(int(labels[TIMEOUT_KEY])) if TIMEOUT_KEY in labels else DEFAULT_TIMEOUT_S
 
 
-def pool_network(words: Mapping[str, str]) -> NetworkPolicy | None:
-    """What that may reach; None where nothing was said."""
-    return NetworkPolicy(NetworkMode(words[NETWORK_KEY])) if NETWORK_KEY in words else None
+def pool_network(labels: Mapping[str, str]) -> NetworkPolicy | None:
+    """Return the network policy of sandboxes that are claimed from a pool. None: the default."""
+    return NetworkPolicy(NetworkMode(labels[NETWORK_KEY])) if NETWORK_KEY in labels else None
 
 
-def pool(told: PoolInfo) -> PoolAnswer:
-    """A pool, without what is in it."""
-    words = told.metadata
-    return PoolAnswer(
-        id=told.id,
+def pool_response(pool: PoolInfo) -> PoolResponse:
+    """Return the response for a pool, without its sandboxes."""
+    labels = pool.metadata
+    return PoolResponse(
+        id=pool.id,
         namespace=NAMESPACE,
-        image=words.get(IMAGE_KEY, told.template.name),
-        resources=resources(told.limits),
-        timeout_secs=round(pool_timeout_s(words) or 0),
-        max_containers=told.sizes.max,
-        warm_containers=told.sizes.warm,
-        network_policy=policy(pool_network(words)),
+        image=labels.get(IMAGE_KEY, pool.template.name),
+        resources=resources(pool.limits),
+        timeout_secs=round(pool_timeout_s(labels) or 0),
+        max_containers=pool.sizes.max,
+        warm_containers=pool.sizes.warm,
+        network_policy=network(pool_network(labels)),
     )
 
 
-def user(asked: str | Mapping[str, str | int | None] | None) -> User:
-    """Who a process runs as, by a name, an id or both: ``root``, ``1000:1000``, ``{"uid": 0}``.
+def user(value: str | Mapping[str, str | int | None] | None) -> User:
+    """Return the user of a process, given a name, an id or both: ``root``, ``1000:1000``, ``{"uid": 0}``.
 
     Raises:
-        InvalidRequestError: Nobody that there is.
+        InvalidRequestError: There is no such user in a sandbox.
     """
-    word = asked
-    if isinstance(asked, Mapping):
-        given = {name: value for name, value in asked.items() if value is not None}
+    text = value
+    if isinstance(value, Mapping):
+        given = {name: each for name, each in value.items() if each is not None}
         name, uid, gid = given.get("name"), given.get("uid"), given.get("gid")
         if given.keys() <= {"name", "uid", "gid"} and (name is None) != (uid is None):
-            word = str(uid if name is None else name) + ("" if gid is None else f":{gid}")
-    found = None if not isinstance(word, str) else _USERS.get(word)
-    if asked is None or found is not None:
+            text = str(uid if name is None else name) + ("" if gid is None else f":{gid}")
+    found = None if not isinstance(text, str) else _USERS.get(text)
+    if value is None or found is not None:
         return found or User.USER
     raise InvalidRequestError(
-        f"There is no such user in the sandbox: {str(asked)[:64]!r}.", hint="There are 'user' (1000:1000) and 'root' (0:0).", fields={"field": "user"}
+        f"There is no user {str(value)[:64]!r} in the sandbox.", hint="Use 'user' (1000:1000) or 'root' (0:0).", fields={"field": "user"}
     )
 
 
@@ -335,5 +338,5 @@ _USERS: Mapping[str, User] = {
 
 
 def milliseconds(at: datetime) -> int:
-    """A time as its client takes it."""
+    """Return a time in milliseconds since 1970."""
     return int(at.timestamp() * 1000)

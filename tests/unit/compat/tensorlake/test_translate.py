@@ -1,14 +1,14 @@
-"""Tensorlake's words into ours and back."""
+"""Translation between the Tensorlake API and the node."""
 
 from __future__ import annotations
 
 import pytest
 
 from sandlot.compat.tensorlake import translate
-from sandlot.compat.tensorlake.control.schemas import CreateBody
+from sandlot.compat.tensorlake.control.schemas import CreateSandboxRequest
 from sandlot.compat.tensorlake.runtime import translate as inner
-from sandlot.compat.tensorlake.runtime.lines import MOST_BYTES, Lines
-from sandlot.compat.tensorlake.runtime.schemas import ProcessBody
+from sandlot.compat.tensorlake.runtime.lines import MAX_LINE_BYTES, LineBuffer
+from sandlot.compat.tensorlake.runtime.schemas import StartProcessRequest
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import Output, OutputGap, ProcessOutcome
@@ -24,12 +24,12 @@ def test_every_state_is_translated() -> None:
 
 def test_snapshot_holds_memory_by_default() -> None:
     kinds = [SnapshotKind.MEMORY, SnapshotKind.MEMORY, SnapshotKind.FILES]
-    assert [translate.kind(word) for word in (None, "memory", "filesystem")] == kinds
+    assert [translate.snapshot_kind(word) for word in (None, "memory", "filesystem")] == kinds
 
 
 @cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
 def test_zero_means_no_timeout(given: int | None, seconds: float | None) -> None:
-    assert translate.new_sandbox(CreateBody(timeout_secs=given)).timeout_s == seconds
+    assert translate.create_params(CreateSandboxRequest(timeout_secs=given)).timeout_s == seconds
 
 
 @cases(
@@ -56,7 +56,7 @@ def test_unknown_users_are_refused(asked: str | dict[str, str | int | None]) -> 
 
 @cases("word, pid", [("7", 7), ("0", 0), ("kitty", None), ("7a", None), ("-7", None), ("9" * 50, 1 << 31), ("", None)])
 def test_process_selector_is_a_pid_or_a_name(word: str, pid: int | None) -> None:
-    assert inner.pid_of(word) == pid
+    assert inner.parse_pid(word) == pid
 
 
 @cases(
@@ -76,19 +76,19 @@ def test_process_outcome_is_translated(reason: str, signal: int | None, told: di
 @cases("name", ["", "5", "a/b"])
 def test_invalid_process_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
-        inner.start(ProcessBody(command="true", name=name))
+        inner.start_spec(StartProcessRequest(command="true", name=name))
 
 
 def test_terminal_messages_are_translated() -> None:
-    assert inner.resized(b"\x01\x00\x64\x00\x1e") == (30, 100)
-    assert inner.exited(-1) == b"\x03\xff\xff\xff\xff"
+    assert inner.parse_size(b"\x01\x00\x64\x00\x1e") == (30, 100)
+    assert inner.exit_message(-1) == b"\x03\xff\xff\xff\xff"
     with pytest.raises(InvalidRequestError):
-        inner.resized(b"\x01\x00")
+        inner.parse_size(b"\x01\x00")
 
 
 def test_lines_are_joined_and_their_memory_is_released() -> None:
-    buffers = BufferBudget(4 * MOST_BYTES)
-    lines = Lines(buffers)
+    buffers = BufferBudget(4 * MAX_LINE_BYTES)
+    lines = LineBuffer(buffers)
     assert lines.add(Output(1, 0, b"a\nb")) == [(1, "a")]
     assert lines.add(Output(2, 0, b"err")) == []
     assert buffers.taken_bytes == 4
@@ -103,11 +103,11 @@ def test_lines_are_joined_and_their_memory_is_released() -> None:
 
 
 def test_endless_line_is_split() -> None:
-    for most in (4 * MOST_BYTES, 100_000):
+    for most in (4 * MAX_LINE_BYTES, 100_000):
         buffers = BufferBudget(most)
-        lines = Lines(buffers)
+        lines = LineBuffer(buffers)
         piece = b"x" * 64_000
         told = [line for _ in range(300) for line in lines.add(Output(1, 0, piece))]
         assert sum(len(text) for _, text in [*told, *lines.end()]) == 300 * len(piece)
-        assert max(len(text) for _, text in told) <= MOST_BYTES + len(piece)
+        assert max(len(text) for _, text in told) <= MAX_LINE_BYTES + len(piece)
         assert buffers.taken_bytes == 0

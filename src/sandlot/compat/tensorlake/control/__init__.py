@@ -1,1 +1,1 @@
-"""Sandboxes from outside: made, found, changed, kept, claimed, ended."""
+"""Tensorlake's control plane: sandboxes, snapshots, pools and logs."""

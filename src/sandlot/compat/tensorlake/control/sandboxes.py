@@ -1,28 +1,29 @@
-"""Sandboxes: made, listed, looked at, changed, ended; suspended and resumed; copied; those that have ended.
+"""Routes for sandboxes: create, list, inspect, update, delete, suspend, resume and copy them, and list ended ones.
 
-Law: A rest that was begun goes on where its client goes away; what would be made for it is not.
+Invariant: A suspension or resumption continues if the client disconnects; a creation is undone.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from http import HTTPStatus
+from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
 
 from sandlot.compat.common import VENDOR_KEY, find_sandboxes
 from sandlot.compat.tensorlake import translate
-from sandlot.compat.tensorlake.addressing import CONTROL, any_sandbox, id_of, url_of
+from sandlot.compat.tensorlake.addressing import CONTROL, resolve_id, resolve_sandbox, sandbox_url
 from sandlot.compat.tensorlake.control.schemas import (
-    ArchiveAnswer,
-    ArchivedAnswer,
+    ArchivedListResponse,
     ArchivedQuery,
-    CopiesAnswer,
+    ArchivedSandboxResponse,
     CopyQuery,
-    CreateBody,
-    DetachBody,
-    MountBody,
-    SandboxesAnswer,
-    UpdateBody,
+    CopyResponse,
+    CreateSandboxRequest,
+    DetachRequest,
+    MountRequest,
+    SandboxListResponse,
+    UpdateSandboxRequest,
     WaitQuery,
 )
 from sandlot.compat.tensorlake.translate import milliseconds
@@ -34,126 +35,129 @@ from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
 
-SANDBOXES = "/sandboxes"
-ONE = "/sandboxes/{sandbox}"
-ARCHIVED = "/archived-sandboxes"
-ACCEPTED = 202
+_SANDBOXES: Final = "/sandboxes"
+_SANDBOX: Final = "/sandboxes/{sandbox}"
+_ARCHIVED: Final = "/archived-sandboxes"
 
 
-@CONTROL.route("POST", SANDBOXES)
-async def create(body: CreateBody, request: Request) -> Response:
-    """Make a sandbox; it runs when this is answered, whether its client wanted to wait for that or not."""
-    sandbox = await cancel_on_disconnect(request, get_node(request).sandboxes.create(get_principal(request), translate.new_sandbox(body)))
-    return json_response(translate.made(sandbox, url_of(request, sandbox.id)), ACCEPTED if body.wait is False else 200)
+@CONTROL.route("POST", _SANDBOXES)
+async def create_sandbox(body: CreateSandboxRequest, request: Request) -> Response:
+    """Create a sandbox. The sandbox is running when the response is sent, also if the client does not want to wait."""
+    creating = get_node(request).sandboxes.create(get_principal(request), translate.create_params(body))
+    sandbox = await cancel_on_disconnect(request, creating)
+    status = HTTPStatus.ACCEPTED if body.wait is False else HTTPStatus.OK
+    return json_response(translate.created_sandbox(sandbox, sandbox_url(request, sandbox.id)), status)
 
 
-@CONTROL.route("GET", SANDBOXES)
+@CONTROL.route("GET", _SANDBOXES)
 async def list_sandboxes(request: Request) -> Response:
-    """All that live, oldest first."""
+    """List all live sandboxes, oldest first."""
     sandboxes = await find_sandboxes(get_node(request), get_principal(request), SandboxFilter())
-    return json_response(SandboxesAnswer(sandboxes=[translate.sandbox(sandbox, url_of(request, sandbox.id)) for sandbox in sandboxes]))
+    responses = [translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id)) for sandbox in sandboxes]
+    return json_response(SandboxListResponse(sandboxes=responses))
 
 
-@CONTROL.route("GET", ONE)
-async def get(sandbox: str, request: Request) -> Response:
-    """Look at a sandbox; also at one that has ended."""
-    return _told(request, await any_sandbox(request, sandbox))
+@CONTROL.route("GET", _SANDBOX)
+async def get_sandbox(sandbox: str, request: Request) -> Response:
+    """Return a live or ended sandbox."""
+    return _sandbox_response(request, await resolve_sandbox(request, sandbox))
 
 
-@CONTROL.route("PATCH", ONE)
-async def update(sandbox: str, body: UpdateBody, request: Request) -> Response:
-    """Change a sandbox's name, limits or whether a request wakes it."""
-    box = await any_sandbox(request, sandbox)
-    return _told(request, await get_node(request).sandboxes.update(get_principal(request), box.id, translate.update(body, box)))
+@CONTROL.route("PATCH", _SANDBOX)
+async def update_sandbox(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
+    """Change the name, the limits or ``auto_resume`` of a sandbox."""
+    found = await resolve_sandbox(request, sandbox)
+    params = translate.update_params(body, found)
+    return _sandbox_response(request, await get_node(request).sandboxes.update(get_principal(request), found.id, params))
 
 
-@CONTROL.route("DELETE", ONE)
-async def kill(sandbox: str, request: Request) -> Response:
-    """End a sandbox, and all that is in it. Again and again the same."""
-    await get_node(request).sandboxes.kill(get_principal(request), await id_of(request, sandbox))
+@CONTROL.route("DELETE", _SANDBOX)
+async def kill_sandbox(sandbox: str, request: Request) -> Response:
+    """Kill a sandbox. A repeated call has the same response."""
+    await get_node(request).sandboxes.kill(get_principal(request), await resolve_id(request, sandbox))
     return Response(status_code=204)
 
 
-@CONTROL.route("POST", f"{ONE}/suspend")
-async def suspend(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
-    """Write a sandbox's memory to the disk and give it back; it has been done when this is answered with 200."""
-    id_ = await id_of(request, sandbox)
-    info = await get_node(request).sandboxes.hibernate(get_principal(request), id_, wait_s=_wait_s(waits))
-    return _changed(request, info, State.HIBERNATED, waits)
+@CONTROL.route("POST", f"{_SANDBOX}/suspend")
+async def suspend_sandbox(sandbox: str, query: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Write the memory of a sandbox to the disk and free it. The response is 200 when this is done."""
+    id_ = await resolve_id(request, sandbox)
+    info = await get_node(request).sandboxes.hibernate(get_principal(request), id_, wait_s=_wait_s(query))
+    return _progress_response(request, info, State.HIBERNATED, query)
 
 
-@CONTROL.route("POST", f"{ONE}/resume")
-async def resume(sandbox: str, waits: Annotated[WaitQuery, Query()], request: Request) -> Response:
-    """Let a sandbox go on where it was; it runs when this is answered with 200."""
-    id_ = await id_of(request, sandbox)
-    info = await get_node(request).sandboxes.resume(get_principal(request), id_, wait_s=_wait_s(waits))
-    return _changed(request, info, State.RUNNING, waits)
+@CONTROL.route("POST", f"{_SANDBOX}/resume")
+async def resume_sandbox(sandbox: str, query: Annotated[WaitQuery, Query()], request: Request) -> Response:
+    """Resume a sandbox. The response is 200 when the sandbox is running."""
+    id_ = await resolve_id(request, sandbox)
+    info = await get_node(request).sandboxes.resume(get_principal(request), id_, wait_s=_wait_s(query))
+    return _progress_response(request, info, State.RUNNING, query)
 
 
-@CONTROL.route("POST", f"{ONE}/copy")
-async def copy(sandbox: str, query: Annotated[CopyQuery, Query()], request: Request) -> Response:
-    """Make sandboxes that are what one is at this moment. A client that goes away meanwhile leaves none behind."""
-    box = await any_sandbox(request, sandbox)
-    words = {name: word for name, word in box.metadata.items() if name in {VENDOR_KEY, translate.IMAGE_KEY}}
-    work = get_node(request).sandboxes.fork(get_principal(request), box.id, ForkParams(count=query.times, metadata=words))
-    copies = [translate.made(each, url_of(request, each.id)) for each in await cancel_on_disconnect(request, work)]
-    return json_response(CopiesAnswer(source_sandbox_id=box.id, sandboxes=copies))
+@CONTROL.route("POST", f"{_SANDBOX}/copy")
+async def copy_sandbox(sandbox: str, query: Annotated[CopyQuery, Query()], request: Request) -> Response:
+    """Fork a sandbox. If the client disconnects before the response, the copies are removed."""
+    source = await resolve_sandbox(request, sandbox)
+    labels = {name: value for name, value in source.metadata.items() if name in {VENDOR_KEY, translate.IMAGE_KEY}}
+    forking = get_node(request).sandboxes.fork(get_principal(request), source.id, ForkParams(count=query.times, metadata=labels))
+    copies = [translate.created_sandbox(copy, sandbox_url(request, copy.id)) for copy in await cancel_on_disconnect(request, forking)]
+    return json_response(CopyResponse(source_sandbox_id=source.id, sandboxes=copies))
 
 
-@CONTROL.route("POST", f"{ONE}/file_systems")
-async def attach(sandbox: str, body: MountBody, request: Request) -> Response:
-    """Put a file system into a sandbox that runs; it is there when this is answered."""
-    id_ = await id_of(request, sandbox)
+@CONTROL.route("POST", f"{_SANDBOX}/file_systems")
+async def attach_file_system(sandbox: str, body: MountRequest, request: Request) -> Response:
+    """Attach a volume to a running sandbox."""
+    id_ = await resolve_id(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _told(request, await get_node(request).sandboxes.attach_volume(get_principal(request), id_, mount))
+    return _sandbox_response(request, await get_node(request).sandboxes.attach_volume(get_principal(request), id_, mount))
 
 
-@CONTROL.route("DELETE", f"{ONE}/file_systems")
-async def detach(sandbox: str, body: DetachBody, request: Request) -> Response:
-    """Take one out; 409 while something inside uses it."""
-    id_ = await id_of(request, sandbox)
-    return _told(request, await get_node(request).sandboxes.detach_volume(get_principal(request), id_, body.mount_path))
+@CONTROL.route("DELETE", f"{_SANDBOX}/file_systems")
+async def detach_file_system(sandbox: str, body: DetachRequest, request: Request) -> Response:
+    """Detach a volume. A volume that a process uses is a conflict."""
+    id_ = await resolve_id(request, sandbox)
+    return _sandbox_response(request, await get_node(request).sandboxes.detach_volume(get_principal(request), id_, body.mount_path))
 
 
-@CONTROL.route("GET", ARCHIVED)
-async def list_archived(query: Annotated[ArchivedQuery, Query()], request: Request) -> Response:
-    """A page of those that have ended, oldest first, for as long as their records are kept."""
+@CONTROL.route("GET", _ARCHIVED)
+async def list_archived_sandboxes(query: Annotated[ArchivedQuery, Query()], request: Request) -> Response:
+    """List one page of the ended sandboxes, oldest first, as long as their records are kept."""
     if query.direction != "forward":
-        raise InvalidRequestError("Pages go forward only.", hint="Keep the cursors of the pages that you have seen.", fields={"field": "direction"})
+        raise InvalidRequestError("Pages can only be read forward.", hint="Store the cursors of earlier pages.", fields={"field": "direction"})
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).sandboxes.list(get_principal(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(ArchiveAnswer(sandboxes=[_archived(request, sandbox) for sandbox in page.items], next_cursor=following))
+    cursor = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
+    return json_response(ArchivedListResponse(sandboxes=[_archived_sandbox(request, sandbox) for sandbox in page.items], next_cursor=cursor))
 
 
-@CONTROL.route("GET", f"{ARCHIVED}/{{archived}}")
-async def get_archived(archived: str, request: Request) -> Response:
-    """Look at one that has ended."""
-    sandbox = await any_sandbox(request, archived)
+@CONTROL.route("GET", f"{_ARCHIVED}/{{archived}}")
+async def get_archived_sandbox(archived: str, request: Request) -> Response:
+    """Return an ended sandbox."""
+    sandbox = await resolve_sandbox(request, archived)
     if translate.status(sandbox) != "terminated":
         raise NotFoundError(
             f"Sandbox {sandbox.id} has not ended.",
             code=ErrorCode.SANDBOX_NOT_FOUND,
-            hint="Look at it among those that live.",
+            hint="Use the calls for live sandboxes.",
             fields={"sandbox": sandbox.id},
         )
-    return json_response(_archived(request, sandbox))
+    return json_response(_archived_sandbox(request, sandbox))
 
 
-def _wait_s(waits: WaitQuery) -> float | None:
-    """How long its client waits, in seconds; None where for as long as it takes."""
-    return None if waits.wait_ms is None else waits.wait_ms / 1000
+def _wait_s(query: WaitQuery) -> float | None:
+    return None if query.wait_ms is None else query.wait_ms / 1000
 
 
-def _changed(request: Request, sandbox: SandboxInfo, wanted: State, waits: WaitQuery) -> Response:
-    """What a work has made of a sandbox; 202 where that takes longer than its client waits, and it goes on by itself."""
-    return _told(request, sandbox, 200 if waits.wait_ms is None or sandbox.state is wanted else ACCEPTED)
+def _progress_response(request: Request, sandbox: SandboxInfo, wanted: State, query: WaitQuery) -> Response:
+    """Return the response to a suspension or resumption: 202 if it continues after the client's waiting time."""
+    is_done = query.wait_ms is None or sandbox.state is wanted
+    return _sandbox_response(request, sandbox, HTTPStatus.OK if is_done else HTTPStatus.ACCEPTED)
 
 
-def _told(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
-    return json_response(translate.sandbox(sandbox, url_of(request, sandbox.id)), status)
+def _sandbox_response(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
+    return json_response(translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id)), status)
 
 
-def _archived(request: Request, sandbox: SandboxInfo) -> ArchivedAnswer:
-    told = translate.sandbox(sandbox, url_of(request, sandbox.id))
-    return ArchivedAnswer(**dict(told), archived_at=milliseconds(sandbox.ended_at or sandbox.created_at))
+def _archived_sandbox(request: Request, sandbox: SandboxInfo) -> ArchivedSandboxResponse:
+    response = translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id))
+    return ArchivedSandboxResponse(**dict(response), archived_at=milliseconds(sandbox.ended_at or sandbox.created_at))

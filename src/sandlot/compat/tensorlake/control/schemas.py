@@ -1,6 +1,6 @@
-"""What Tensorlake's client sends about sandboxes, snapshots and pools, and what it has to be given: field by field.
+"""Requests and responses of Tensorlake's control plane.
 
-Law: A status is never missing, and a sandbox that can be spoken to has a ``sandbox_url``: its client refuses what has none.
+Invariant: Every sandbox has a status, and a reachable sandbox has a ``sandbox_url``, because the client rejects responses without them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pydantic import Field
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, Texts
 
 Status = Literal["pending", "running", "snapshotting", "suspending", "suspended", "terminated"]
-_MOST = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Number = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class ResourcesBody(RequestModel):
-    """What a sandbox may use."""
+class ResourceOptions(RequestModel):
+    """Limits of a sandbox."""
 
     cpus: float | None = None
     memory_mb: int | None = None
@@ -24,16 +24,16 @@ class ResourcesBody(RequestModel):
     gpus: list[dict[str, Any]] | None = None
 
 
-class NetworkBody(RequestModel):
-    """What a sandbox may reach."""
+class NetworkOptions(RequestModel):
+    """Network of a sandbox."""
 
     allow_internet_access: bool = True
     allow_out: Texts = Field(default_factory=list)
     deny_out: Texts = Field(default_factory=list)
 
 
-class MountBody(RequestModel):
-    """A file system to put into a sandbox."""
+class MountRequest(RequestModel):
+    """A file system to attach."""
 
     file_system_id: Text
     mount_path: Text
@@ -43,79 +43,79 @@ class MountBody(RequestModel):
     owner: Text | None = None
 
 
-class DetachBody(RequestModel):
-    """A file system to take out of a sandbox."""
+class DetachRequest(RequestModel):
+    """A file system to detach."""
 
     mount_path: Text
 
 
-class CreateBody(RequestModel):
-    """A sandbox to make."""
+class CreateSandboxRequest(RequestModel):
+    """A sandbox to create."""
 
     image: Text | None = None
-    resources: ResourcesBody | None = None
-    timeout_secs: _MOST | None = None
+    resources: ResourceOptions | None = None
+    timeout_secs: _Number | None = None
     entrypoint: Texts | None = None
-    network: NetworkBody | None = None
+    network: NetworkOptions | None = None
     snapshot_id: Text | None = None
     allow_unauthenticated_access: bool | None = None
     exposed_ports: list[int] | None = None
     name: Text | None = None
-    file_systems: list[MountBody] | None = None
+    file_systems: list[MountRequest] | None = None
     wait: bool | None = None
     max_pending_secs: int | None = None
     auto_resume: bool | None = None
 
 
-class ClaimBody(RequestModel):
-    """What a sandbox that is claimed of a pool gets."""
+class ClaimRequest(RequestModel):
+    """Options of a claimed sandbox."""
 
-    file_systems: list[MountBody] | None = None
+    file_systems: list[MountRequest] | None = None
 
 
-class UpdateBody(RequestModel):
-    """What to change of a sandbox. A network that is null is cleared; one that is left out stays."""
+class UpdateSandboxRequest(RequestModel):
+    """Changes of a sandbox. A network of null clears the policy; an omitted network keeps it."""
 
     name: Text | None = None
-    resources: ResourcesBody | None = None
+    resources: ResourceOptions | None = None
     allow_unauthenticated_access: bool | None = None
     exposed_ports: list[int] | None = None
     auto_resume: bool | None = None
-    network: NetworkBody | None = None
+    network: NetworkOptions | None = None
 
 
-class PoolBody(RequestModel):
-    """A pool to have, or how one is to be from now on."""
+class PoolRequest(RequestModel):
+    """A pool to create, or its new state."""
 
     image: Text
-    resources: ResourcesBody
-    timeout_secs: _MOST = 0
+    resources: ResourceOptions
+    timeout_secs: _Number = 0
     entrypoint: Texts | None = None
     max_containers: int | None = None
     warm_containers: int | None = None
-    network: NetworkBody | None = None
+    network: NetworkOptions | None = None
 
 
-class SnapshotBody(RequestModel):
-    """A snapshot to take."""
+class CreateSnapshotRequest(RequestModel):
+    """A snapshot to create."""
 
     snapshot_type: Literal["memory", "filesystem"] | None = None
 
 
 class WaitQuery(QueryModel):
-    """How long its client waits until something is done: without it, for as long as that takes. What takes longer goes on."""
+    """Waiting time of the client; by default unlimited. A longer operation continues."""
 
-    wait_ms: _MOST | None = None
+    wait_ms: _Number | None = None
 
 
 class CopyQuery(QueryModel):
-    """How many copies."""
+    """Number of copies."""
 
     times: Annotated[int, Field(ge=0, lt=1 << 31)] = 1
 
 
 class ArchivedQuery(QueryModel):
-    """Which of those that have ended."""
+    """Page of the ended sandboxes."""
 
     limit: int = Field(default=100, ge=1, le=1000)
     cursor: Text | None = None
@@ -123,10 +123,10 @@ class ArchivedQuery(QueryModel):
 
 
 class LogsQuery(QueryModel):
-    """Which lines of what ran."""
+    """Filter of log lines."""
 
     level: list[int] = Field(default_factory=list, max_length=16)
-    processId: Texts = Field(default_factory=list, max_length=100)  # noqa: N815 - the wire's
+    processId: Texts = Field(default_factory=list, max_length=100)  # noqa: N815 - name in the API
     tail: int | None = Field(default=None, ge=0, le=100_000)
     head: int | None = Field(default=None, ge=0, le=100_000)
     body: Text | None = None
@@ -134,7 +134,7 @@ class LogsQuery(QueryModel):
 
 
 class Resources(ResponseModel):
-    """What a sandbox may use."""
+    """Limits of a sandbox."""
 
     cpus: float
     memory_mb: int
@@ -142,7 +142,7 @@ class Resources(ResponseModel):
 
 
 class Resize(ResponseModel):
-    """How changing what it may use has ended: it is always done."""
+    """Result of a change of limits, which always succeeds immediately."""
 
     generation: int = 1
     requested: Resources
@@ -150,7 +150,7 @@ class Resize(ResponseModel):
 
 
 class Network(ResponseModel):
-    """What a sandbox may reach, where that was said."""
+    """A closed network."""
 
     allow_internet_access: bool = False
     allow_out: list[str] = Field(default_factory=list)
@@ -165,8 +165,8 @@ class Mount(ResponseModel):
     read_only: bool
 
 
-class MadeAnswer(ResponseModel):
-    """A sandbox that was made, claimed or copied."""
+class CreatedSandboxResponse(ResponseModel):
+    """A sandbox that was created, claimed or copied."""
 
     sandbox_id: str
     status: Status
@@ -174,20 +174,20 @@ class MadeAnswer(ResponseModel):
     name: str | None
 
 
-class ClaimedAnswer(MadeAnswer):
-    """One that was claimed. Its client ends one of which it is not told that the file systems that it asked for are there."""
+class ClaimResponse(CreatedSandboxResponse):
+    """A claimed sandbox. The client deletes the sandbox unless the response confirms its file systems."""
 
     claim_configuration_applied: Literal[True] = True
 
 
-class CopiesAnswer(ResponseModel):
+class CopyResponse(ResponseModel):
     """Copies of a sandbox."""
 
     source_sandbox_id: str
-    sandboxes: list[MadeAnswer]
+    sandboxes: list[CreatedSandboxResponse]
 
 
-class SandboxAnswer(ResponseModel):
+class SandboxResponse(ResponseModel):
     """A sandbox. Times are milliseconds since 1970."""
 
     id: str
@@ -212,35 +212,35 @@ class SandboxAnswer(ResponseModel):
     allow_unauthenticated_access: bool = False
 
 
-class ArchivedAnswer(SandboxAnswer):
-    """One that has ended."""
+class ArchivedSandboxResponse(SandboxResponse):
+    """An ended sandbox."""
 
     archived_at: int
 
 
-class SandboxesAnswer(ResponseModel):
-    """All of them."""
+class SandboxListResponse(ResponseModel):
+    """All live sandboxes."""
 
-    sandboxes: list[SandboxAnswer]
+    sandboxes: list[SandboxResponse]
 
 
-class ArchiveAnswer(ResponseModel):
-    """A page of those that have ended."""
+class ArchivedListResponse(ResponseModel):
+    """Page of the ended sandboxes."""
 
-    sandboxes: list[ArchivedAnswer]
+    sandboxes: list[ArchivedSandboxResponse]
     prev_cursor: str | None = None
     next_cursor: str | None = None
 
 
-class TakenAnswer(ResponseModel):
-    """A snapshot that was taken."""
+class CreatedSnapshotResponse(ResponseModel):
+    """A snapshot that was created."""
 
     snapshot_id: str
     status: Literal["completed"] = "completed"
 
 
-class SnapshotAnswer(ResponseModel):
-    """A snapshot. It is whole before its client hears of it."""
+class SnapshotResponse(ResponseModel):
+    """A snapshot. It is complete before it is listed."""
 
     id: str
     namespace: str
@@ -253,21 +253,21 @@ class SnapshotAnswer(ResponseModel):
     created_at: int
 
 
-class SnapshotsAnswer(ResponseModel):
-    """Some of them."""
+class SnapshotListResponse(ResponseModel):
+    """Snapshots."""
 
-    snapshots: list[SnapshotAnswer]
+    snapshots: list[SnapshotResponse]
 
 
-class PoolMadeAnswer(ResponseModel):
-    """A pool that was made."""
+class CreatedPoolResponse(ResponseModel):
+    """A pool that was created."""
 
     pool_id: str
     namespace: str
 
 
 class Container(ResponseModel):
-    """One sandbox of a pool: one that waits, or one that was claimed."""
+    """A warm sandbox of a pool, or a sandbox that was claimed."""
 
     id: str
     state: Literal["Idle", "Running"]
@@ -275,7 +275,7 @@ class Container(ResponseModel):
     executor_id: str
 
 
-class PoolAnswer(ResponseModel):
+class PoolResponse(ResponseModel):
     """A pool."""
 
     id: str
@@ -289,14 +289,14 @@ class PoolAnswer(ResponseModel):
     containers: list[Container] | None = None
 
 
-class PoolsAnswer(ResponseModel):
-    """All of them."""
+class PoolListResponse(ResponseModel):
+    """All pools."""
 
-    pools: list[PoolAnswer]
+    pools: list[PoolResponse]
 
 
 class LogLine(ResponseModel):
-    """One line that was written."""
+    """One line of output."""
 
     timestamp: int = Field(description="Nanoseconds since 1970.")
     uuid: str
@@ -311,7 +311,7 @@ class LogLine(ResponseModel):
     functionRuns: list[str] = Field(default_factory=list)  # noqa: N815
 
 
-class LogsAnswer(ResponseModel):
+class LogListResponse(ResponseModel):
     """Lines, oldest first."""
 
     logs: list[LogLine]
@@ -319,7 +319,7 @@ class LogsAnswer(ResponseModel):
 
 
 class LogProcess(ResponseModel):
-    """One process that has written."""
+    """A process that has written output."""
 
     processId: str  # noqa: N815
     processPid: str  # noqa: N815
@@ -331,7 +331,7 @@ class LogProcess(ResponseModel):
     logCount: int  # noqa: N815
 
 
-class LogProcessesAnswer(ResponseModel):
-    """Processes that have written."""
+class LogProcessListResponse(ResponseModel):
+    """Processes that have written output."""
 
     processes: list[LogProcess]

@@ -1,1 +1,1 @@
-"""The inside of one sandbox: its processes, files and terminals."""
+"""Tensorlake's API for the inside of one sandbox: processes, files, terminals and tunnels."""

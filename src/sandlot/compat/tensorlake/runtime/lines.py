@@ -1,55 +1,51 @@
-"""Output as lines: bytes of several streams, put together again line by line. Sans-I/O.
+"""Output of several streams, joined into lines. Sans-I/O.
 
-Laws:
-- A line ends with a newline, which is not part of it, or with its stream.
-- What waits for the end of its line is counted (``model/buffer_budget.py``), and bounded: a longer line, or one for which there is no memory,
-  is told as several.
+Invariants:
+- A line ends with a newline, which is not part of the line, or with its stream.
+- Incomplete lines are counted (``model/buffer_budget.py``) and bounded. A longer line, or a line for which there is no memory, is split.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.executions import Output, OutputGap
 from sandlot.model.specs import MIB
 
-MOST_BYTES = 8 * MIB
-"""Of one line."""
+MAX_LINE_BYTES: Final = 8 * MIB
 
 
-class Lines:
-    """The lines of a process. Close it in the end.
+class LineBuffer:
+    """Lines of a process. Has to be closed.
 
     Args:
-        buffers: Where the memory for what waits is taken from.
+        buffers: Budget for the memory of incomplete lines.
     """
 
-    __slots__ = ("_buffers", "_waiting")
+    __slots__ = ("_buffers", "_incomplete")
 
     def __init__(self, buffers: BufferBudget) -> None:
         self._buffers = buffers
-        self._waiting: dict[int, bytearray] = {}
+        self._incomplete: dict[int, bytearray] = {}
 
     def add(self, item: Output | OutputGap) -> list[tuple[int, str]]:
-        """The next piece of output.
-
-        Returns:
-            Lines that are whole now, each with its channel; one that says so where something was lost.
-        """
+        """Add output, and return the lines that are complete now, each with its channel. A gap is a line that states the missing bytes."""
         if isinstance(item, OutputGap):
             return [*self._end(item.channel), (item.channel, f"[{item.bytes} bytes are no longer kept]")]
-        *whole, rest = item.data.split(b"\n")
-        told = [(item.channel, _text(self._take(item.channel) + part)) for part in whole]
+        *complete, rest = item.data.split(b"\n")
+        lines = [(item.channel, _text(self._take(item.channel) + part)) for part in complete]
         if rest and not self._keep(item.channel, rest):
-            told.append((item.channel, _text(self._take(item.channel) + rest)))
-        return told
+            lines.append((item.channel, _text(self._take(item.channel) + rest)))
+        return lines
 
     def end(self) -> list[tuple[int, str]]:
-        """Nothing more comes: what still waits, each a line."""
-        return [line for channel in sorted(self._waiting) for line in self._end(channel)]
+        """Return the incomplete lines at the end of the output."""
+        return [line for channel in sorted(self._incomplete) for line in self._end(channel)]
 
     def close(self) -> None:
-        """Give back what was taken. Idempotent."""
-        for channel in tuple(self._waiting):
+        """Return the memory to the budget. Idempotent."""
+        for channel in tuple(self._incomplete):
             self._take(channel)
 
     def _end(self, channel: int) -> list[tuple[int, str]]:
@@ -57,20 +53,20 @@ class Lines:
         return [(channel, _text(rest))] if rest else []
 
     def _keep(self, channel: int, rest: bytes) -> bool:
-        """Let it wait; False where it cannot."""
-        waiting = self._waiting.setdefault(channel, bytearray())
-        if len(waiting) + len(rest) > MOST_BYTES or not self._buffers.try_take(len(rest)):
+        """Keep the rest of an incomplete line; False if the line is too long or there is no memory."""
+        line = self._incomplete.setdefault(channel, bytearray())
+        if len(line) + len(rest) > MAX_LINE_BYTES or not self._buffers.try_take(len(rest)):
             return False
-        waiting += rest
+        line += rest
         return True
 
     def _take(self, channel: int) -> bytes:
-        """What waits, which waits no more."""
-        waiting = self._waiting.pop(channel, None)
-        if not waiting:
+        """Remove and return the incomplete line of a channel."""
+        line = self._incomplete.pop(channel, None)
+        if not line:
             return b""
-        self._buffers.give(len(waiting))
-        return bytes(waiting)
+        self._buffers.give(len(line))
+        return bytes(line)
 
 
 def _text(line: bytes) -> str:

@@ -1,8 +1,8 @@
-"""Processes: run and followed, started and left, found again by pid or name, fed, signalled.
+"""Routes for processes: run, start, list, find, signal, feed and follow them.
 
-Laws:
-- Events are told as they come; the last one says how the run ended. A stream without it was cut.
-- Of two processes of one pid or name, the one that runs is meant, and else the later one.
+Invariants:
+- Events are sent as they occur. The last event states how the run ended; a stream without it was cut.
+- If several processes have the same pid or name, the running one is selected, or else the latest.
 """
 
 from __future__ import annotations
@@ -11,15 +11,24 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Final
 
 from fastapi import Request, Response
 from starlette.requests import HTTPConnection
 
-from sandlot.compat.tensorlake.addressing import INSIDE, inside
+from sandlot.compat.tensorlake.addressing import RUNTIME, requested_sandbox
 from sandlot.compat.tensorlake.runtime import translate
-from sandlot.compat.tensorlake.runtime.lines import Lines
-from sandlot.compat.tensorlake.runtime.schemas import OutputAnswer, ProcessAnswer, ProcessBody, ProcessesAnswer, RunBody, SignalAnswer, SignalBody
-from sandlot.compat.tensorlake.translate import NAME
+from sandlot.compat.tensorlake.runtime.lines import LineBuffer
+from sandlot.compat.tensorlake.runtime.schemas import (
+    OutputResponse,
+    ProcessListResponse,
+    ProcessResponse,
+    RunRequest,
+    SignalRequest,
+    SignalResponse,
+    StartProcessRequest,
+)
+from sandlot.compat.tensorlake.translate import VENDOR
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, NotFoundError, SandboxEndedError
 from sandlot.model.executions import ExecutionOptions, ProcessEnded, ProcessEvent, ProcessInfo, ProcessStarted, signal_number
@@ -31,204 +40,207 @@ from sandlot.web.body_limits import streams_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 
-STDIN = "/processes/{process}/stdin"
-_LABEL = ExecutionOptions(origin=NAME)
-_LOOKED_BACK = 200
-"""Runs of the log among which it is looked for when processes were started."""
-_SIGKILL = 9
+_OPTIONS = ExecutionOptions(origin=VENDOR)
+_MAX_LOGGED_RUNS: Final = 200
+"""Number of newest runs in the log in which the start times of processes are looked up."""
+_SIGKILL: Final = 9
 
 
-@INSIDE.route("POST", "/processes/run")
-async def run(body: RunBody, request: Request) -> Response:
-    """Run a program to its end, and tell what it writes as it comes. It is killed when its client goes away."""
-    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
-    stream = await cancel_on_disconnect(request, node.processes.stream(principal, sandbox, translate.run(body), options=_LABEL))
-    return streaming.event_response(request, _told(stream, node.buffers.part(), translate.CHANNELS["output"], whole=True), stream.aclose)
+@RUNTIME.route("POST", "/processes/run")
+async def run(body: RunRequest, request: Request) -> Response:
+    """Run a program to its end and stream its events. The program is killed if the client disconnects."""
+    node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
+    stream = await cancel_on_disconnect(request, node.processes.stream(principal, sandbox, translate.run_spec(body), options=_OPTIONS))
+    events = _client_events(stream, node.buffers.part(), translate.CHANNELS["output"], with_outcome=True)
+    return streaming.event_response(request, events, stream.aclose)
 
 
-@INSIDE.route("POST", "/processes")
-async def start(body: ProcessBody, request: Request) -> Response:
-    """Start a program and leave it."""
-    sandbox, spec = await inside(request), translate.start(body)
-    return json_response(_answer(await get_node(request).processes.launch(get_principal(request), sandbox, spec, options=_LABEL)), 201)
+@RUNTIME.route("POST", "/processes")
+async def start_process(body: StartProcessRequest, request: Request) -> Response:
+    """Start a program in the background."""
+    sandbox, spec = await requested_sandbox(request), translate.start_spec(body)
+    info = await get_node(request).processes.launch(get_principal(request), sandbox, spec, options=_OPTIONS)
+    return json_response(_process_response(info), 201)
 
 
-@INSIDE.route("GET", "/processes")
+@RUNTIME.route("GET", "/processes")
 async def list_processes(request: Request) -> Response:
-    """The processes that were started through the service: running ones, and the last ones that ended."""
-    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
-    found = await node.processes.list(principal, sandbox)
-    logged = (await node.history.executions(principal, sandbox=SandboxId(sandbox), limit=_LOOKED_BACK)).items
-    began = {str(record.id): record.created_at for record in logged}
-    return json_response(ProcessesAnswer(processes=[_answer(info, began.get(info.process)) for info in found]))
+    """List the processes that the service has started: running ones, and the last ones that have ended."""
+    node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
+    processes = await node.processes.list(principal, sandbox)
+    logged = (await node.history.executions(principal, sandbox=SandboxId(sandbox), limit=_MAX_LOGGED_RUNS)).items
+    started_at = {str(record.id): record.created_at for record in logged}
+    return json_response(ProcessListResponse(processes=[_process_response(info, started_at.get(info.process)) for info in processes]))
 
 
-@INSIDE.route("GET", "/processes/{process}")
-async def get(process: str, request: Request) -> Response:
-    """Look at one process."""
-    info = await find(request, await inside(request), process)
-    began: datetime | None = None
+@RUNTIME.route("GET", "/processes/{process}")
+async def get_process(process: str, request: Request) -> Response:
+    """Return a process."""
+    info = await find(request, await requested_sandbox(request), process)
+    started_at: datetime | None = None
     with suppress(NotFoundError):
-        began = (await get_node(request).history.execution(get_principal(request), info.process)).created_at
-    return json_response(_answer(info, began))
+        started_at = (await get_node(request).history.execution(get_principal(request), info.process)).created_at
+    return json_response(_process_response(info, started_at))
 
 
-@INSIDE.route("DELETE", "/processes/{process}")
-async def kill(process: str, request: Request) -> Response:
-    """Kill a process and those that it began."""
-    sandbox = await inside(request)
+@RUNTIME.route("DELETE", "/processes/{process}")
+async def kill_process(process: str, request: Request) -> Response:
+    """Kill a process and its children."""
+    sandbox = await requested_sandbox(request)
     info = await find(request, sandbox, process)
     await get_node(request).processes.signal(get_principal(request), sandbox, info.process, _SIGKILL)
     return Response(status_code=204)
 
 
-@INSIDE.route("POST", "/processes/{process}/restart")
-async def restart(process: str, request: Request) -> Response:
-    """Start a process again: it is killed where it still runs, and has another pid then."""
-    sandbox = await inside(request)
+@RUNTIME.route("POST", "/processes/{process}/restart")
+async def restart_process(process: str, request: Request) -> Response:
+    """Kill a process if it is running, and start its program again, with another pid."""
+    sandbox = await requested_sandbox(request)
     info = await find(request, sandbox, process)
-    return json_response(_answer(await get_node(request).processes.restart(get_principal(request), sandbox, info.process, options=_LABEL)))
+    restarted = await get_node(request).processes.restart(get_principal(request), sandbox, info.process, options=_OPTIONS)
+    return json_response(_process_response(restarted))
 
 
-@INSIDE.route("POST", "/processes/{process}/signal")
-async def send_signal(process: str, body: SignalBody, request: Request) -> Response:
-    """Send a signal to a process's group."""
-    sandbox, number = await inside(request), signal_number(body.signal)
+@RUNTIME.route("POST", "/processes/{process}/signal")
+async def send_signal(process: str, body: SignalRequest, request: Request) -> Response:
+    """Send a signal to the group of a process."""
+    sandbox, number = await requested_sandbox(request), signal_number(body.signal)
     info = await find(request, sandbox, process)
-    return json_response(SignalAnswer(success=await get_node(request).processes.signal(get_principal(request), sandbox, info.process, number)))
+    success = await get_node(request).processes.signal(get_principal(request), sandbox, info.process, number)
+    return json_response(SignalResponse(success=success))
 
 
-@INSIDE.route("POST", STDIN)
+@RUNTIME.route("POST", "/processes/{process}/stdin")
 @streams_body
-async def write_input(process: str, request: Request) -> Response:
-    """Write the body to a process's standard input; waits while the process does not read."""
-    sandbox = await inside(request)
+async def write_stdin(process: str, request: Request) -> Response:
+    """Write the body to the standard input of a process, and wait until the process has read enough."""
+    sandbox = await requested_sandbox(request)
     info = await find(request, sandbox, process)
-    work = get_node(request).processes.write_stdin(get_principal(request), sandbox, info.process, iter_body(request))
-    await cancel_on_hangup(request, work)
+    writing = get_node(request).processes.write_stdin(get_principal(request), sandbox, info.process, iter_body(request))
+    await cancel_on_hangup(request, writing)
     return Response(status_code=204)
 
 
-@INSIDE.route("POST", "/processes/{process}/stdin/close")
-async def close_input(process: str, request: Request) -> Response:
-    """End a process's standard input."""
-    sandbox = await inside(request)
+@RUNTIME.route("POST", "/processes/{process}/stdin/close")
+async def close_stdin(process: str, request: Request) -> Response:
+    """Close the standard input of a process."""
+    sandbox = await requested_sandbox(request)
     info = await find(request, sandbox, process)
     await cancel_on_disconnect(request, get_node(request).processes.close_stdin(get_principal(request), sandbox, info.process))
     return Response(status_code=204)
 
 
-def _reading(which: str) -> None:
-    """The two ways to what a process writes: what there is by now, and events from the beginning until it ends.
+def _add_output_routes(output: str) -> None:
+    """Add the routes that return the present output of a process, and that stream its output from the beginning.
 
     Args:
-        which: The last word of their path: a key of :data:`translate.CHANNELS`.
+        output: Last segment of the path; a key of :data:`translate.CHANNELS`.
     """
 
-    @INSIDE.route("GET", f"/processes/{{process}}/{which}")
-    async def written(process: str, request: Request) -> Response:
-        return await cancel_on_disconnect(request, _output(request, process, which))
+    @RUNTIME.route("GET", f"/processes/{{process}}/{output}")
+    async def read_output(process: str, request: Request) -> Response:
+        return await cancel_on_disconnect(request, _read_output(request, process, output))
 
-    @INSIDE.route("GET", f"/processes/{{process}}/{which}/follow")
-    async def followed(process: str, request: Request) -> Response:
-        return await _follow(request, process, which)
-
-
-for _which in translate.CHANNELS:
-    _reading(_which)
+    @RUNTIME.route("GET", f"/processes/{{process}}/{output}/follow")
+    async def follow_output(process: str, request: Request) -> Response:
+        return await _follow_output(request, process, output)
 
 
-async def find(request: HTTPConnection, sandbox: str, word: str) -> ProcessInfo:
-    """A process by its pid, its name or its id.
+for _output in translate.CHANNELS:
+    _add_output_routes(_output)
+
+
+async def find(request: HTTPConnection, sandbox: str, selector: str) -> ProcessInfo:
+    """Return a process by its pid, name or id.
 
     Raises:
-        NotFoundError: ``process_not_found``.
+        NotFoundError: There is no such process (code ``process_not_found``).
     """
-    pid = translate.pid_of(word)
+    pid = translate.parse_pid(selector)
     known = await get_node(request).processes.list(get_principal(request), sandbox)
-    found = [info for info in known if (info.pid == pid if pid is not None else word in {info.tag, info.process})]
-    if not found:
+    matches = [info for info in known if (info.pid == pid if pid is not None else selector in {info.tag, info.process})]
+    if not matches:
         raise NotFoundError(
-            f"There is no process {word[:64]!r} in sandbox {sandbox}.",
+            f"There is no process {selector[:64]!r} in sandbox {sandbox}.",
             code=ErrorCode.PROCESS_NOT_FOUND,
-            hint="List those that were started; the last ones that ended are among them.",
-            fields={"process": word[:64]},
+            hint="List the processes; the list includes the last ones that have ended.",
+            fields={"process": selector[:64]},
         )
-    return next((info for info in found if info.running), found[-1])
+    return next((info for info in matches if info.running), matches[-1])
 
 
-async def _output(request: Request, word: str, which: str) -> Response:
-    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
-    info = await find(request, sandbox, word)
+async def _read_output(request: Request, process: str, output: str) -> Response:
+    node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
+    info = await find(request, sandbox, process)
     stream = await node.processes.follow(principal, sandbox, info.process, to_end=False)
     buffers = node.buffers.part()
-    lines, told = Lines(buffers), list[str]()
-    taken = 0
+    buffer, lines = LineBuffer(buffers), list[str]()
+    counted_bytes = 0
     try:
         async for event in stream:
-            if isinstance(event, ProcessStarted | ProcessEnded) or event.channel not in translate.CHANNELS[which]:
+            if isinstance(event, ProcessStarted | ProcessEnded) or event.channel not in translate.CHANNELS[output]:
                 continue
-            more = [line for _, line in lines.add(event)]
-            size = 2 * sum(map(len, more))
-            buffers.take(size)
-            taken += size
-            told += more
-        told += [line for _, line in lines.end()]
+            more = [line for _, line in buffer.add(event)]
+            size_bytes = 2 * sum(map(len, more))
+            buffers.take(size_bytes)
+            counted_bytes += size_bytes
+            lines += more
+        lines += [line for _, line in buffer.end()]
     finally:
-        buffers.give(taken)
-        lines.close()
+        buffers.give(counted_bytes)
+        buffer.close()
         await stream.aclose()
-    return json_response(OutputAnswer(pid=info.pid, lines=told, line_count=len(told)))
+    return json_response(OutputResponse(pid=info.pid, lines=lines, line_count=len(lines)))
 
 
-async def _follow(request: Request, word: str, which: str) -> Response:
-    node, principal, sandbox = get_node(request), get_principal(request), await inside(request)
-    info = await find(request, sandbox, word)
+async def _follow_output(request: Request, process: str, output: str) -> Response:
+    node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
+    info = await find(request, sandbox, process)
     stream = await node.processes.follow(principal, sandbox, info.process)
-    return streaming.event_response(request, _told(stream, node.buffers.part(), translate.CHANNELS[which], whole=False), stream.aclose)
+    events = _client_events(stream, node.buffers.part(), translate.CHANNELS[output], with_outcome=False)
+    return streaming.event_response(request, events, stream.aclose)
 
 
-async def _told(
-    stream: Stream[ProcessEvent], buffers: BufferBudget, channels: frozenset[int], *, whole: bool
+async def _client_events(
+    stream: Stream[ProcessEvent], buffers: BufferBudget, channels: frozenset[int], *, with_outcome: bool
 ) -> AsyncIterator[streaming.StreamEvent]:
-    """The events that tell of a process, to its end.
+    """Yield the events of a process in the format of the client.
 
     Args:
-        stream: Of the process.
-        buffers: Where the memory for what waits for the end of its line is taken from.
-        channels: Those of which is told.
-        whole: Whether it is told how it began and ended as well.
+        stream: Events of the process.
+        buffers: Budget for the memory of incomplete lines.
+        channels: Channels whose output is sent.
+        with_outcome: Whether start and end of the process are sent.
     """
-    lines = Lines(buffers)
+    buffer = LineBuffer(buffers)
     try:
         async for event in stream:
-            for each in _events(event, lines, channels, whole=whole):
-                yield each
+            for client_event in _translate_event(event, buffer, channels, with_outcome=with_outcome):
+                yield client_event
     except SandboxEndedError as error:
-        if not whole or error.fields.get("reason") != ExitReason.OOM:
+        if not with_outcome or error.fields.get("reason") != ExitReason.OOM:
             raise
-        for line in lines.end():
-            yield _line(*line)
+        for line in buffer.end():
+            yield _line_event(*line)
         yield streaming.StreamEvent("exit", translate.OUT_OF_MEMORY)
     finally:
-        lines.close()
+        buffer.close()
 
 
-def _events(event: ProcessEvent, lines: Lines, channels: frozenset[int], *, whole: bool) -> list[streaming.StreamEvent]:
-    """What one event of a process is told as."""
+def _translate_event(event: ProcessEvent, buffer: LineBuffer, channels: frozenset[int], *, with_outcome: bool) -> list[streaming.StreamEvent]:
     match event:
         case ProcessStarted():
-            return [streaming.StreamEvent("started", {"pid": event.pid, "started_at": time.time()})] if whole else []
+            return [streaming.StreamEvent("started", {"pid": event.pid, "started_at": time.time()})] if with_outcome else []
         case ProcessEnded():
-            rest = [_line(*line) for line in lines.end()]
-            return [*rest, streaming.StreamEvent("exit", translate.ended(event.outcome))] if whole else rest
+            rest = [_line_event(*line) for line in buffer.end()]
+            return [*rest, streaming.StreamEvent("exit", translate.ended(event.outcome))] if with_outcome else rest
         case _:
-            return [_line(*line) for line in lines.add(event)] if event.channel in channels else []
+            return [_line_event(*line) for line in buffer.add(event)] if event.channel in channels else []
 
 
-def _line(channel: int, text: str) -> streaming.StreamEvent:
+def _line_event(channel: int, text: str) -> streaming.StreamEvent:
     return streaming.StreamEvent("line", {"line": text, "timestamp": time.time(), "stream": translate.STREAMS[channel]})
 
 
-def _answer(info: ProcessInfo, logged_at: datetime | None = None) -> ProcessAnswer:
-    return translate.process(info, logged_at, datetime.now(UTC))
+def _process_response(info: ProcessInfo, logged_at: datetime | None = None) -> ProcessResponse:
+    return translate.process_response(info, logged_at, datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""What Tensorlake's client sends to the inside of a sandbox, and what it has to be given: field by field."""
+"""Requests and responses of Tensorlake's runtime API."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import Field
 
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts
 
-UserBody = Text | dict[Text, Text | int | None]
+UserValue = Text | dict[Text, Text | int | None]
 ProcessStatus = Literal["running", "exited", "signaled", "oom_killed"]
 
 
-class _CommandBody(RequestModel):
+class _CommandRequest(RequestModel):
     """A program."""
 
     command: Text
@@ -21,54 +21,54 @@ class _CommandBody(RequestModel):
     working_dir: Text | None = None
 
 
-class RunBody(_CommandBody):
-    """A program to run to its end. Without a timeout it may take as long as its client waits; its client's desktop says ``timeout_secs``."""
+class RunRequest(_CommandRequest):
+    """A program to run to its end, by default without a timeout. The client's desktop helper sends ``timeout_secs``."""
 
     timeout: float | None = None
     timeout_secs: float | None = None
-    user: UserBody | None = None
+    user: UserValue | None = None
 
 
-class ProcessBody(_CommandBody):
-    """A program to start and leave. ``restart`` and ``health_check`` are refused, whatever they say."""
+class StartProcessRequest(_CommandRequest):
+    """A program to start in the background. ``restart`` and ``health_check`` are refused."""
 
     stdin_mode: Literal["closed", "pipe"] = "closed"
     stdout_mode: Literal["capture", "discard"] = "capture"
     stderr_mode: Literal["capture", "discard"] = "capture"
-    user: UserBody | None = None
+    user: UserValue | None = None
     name: Text | None = None
     restart: dict[str, Any] | None = None
     health_check: dict[str, Any] | None = None
 
 
-class TerminalBody(_CommandBody):
+class OpenTerminalRequest(_CommandRequest):
     """A program to start on a terminal."""
 
     rows: int = 24
     cols: int = 80
-    user: UserBody | None = None
+    user: UserValue | None = None
 
 
-class SignalBody(RequestModel):
+class SignalRequest(RequestModel):
     """A signal, by its number."""
 
     signal: int
 
 
 class TunnelQuery(QueryModel):
-    """Where a tunnel leads."""
+    """Port of a tunnel."""
 
     port: int
 
 
 class PathQuery(QueryModel):
-    """A path inside."""
+    """A path in the sandbox."""
 
     path: Text
 
 
 class Managed(ResponseModel):
-    """What is told of a process that has a name."""
+    """Properties of a process with a name."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ class Managed(ResponseModel):
     consecutive_health_failures: int = 0
 
 
-class ProcessAnswer(ResponseModel):
+class ProcessResponse(ResponseModel):
     """One process. Times are milliseconds since 1970."""
 
     handle: int
@@ -95,28 +95,28 @@ class ProcessAnswer(ResponseModel):
     managed: Managed | None
 
 
-class ProcessesAnswer(ResponseModel):
-    """Those that were started through the service."""
+class ProcessListResponse(ResponseModel):
+    """Processes that the service has started."""
 
-    processes: list[ProcessAnswer]
+    processes: list[ProcessResponse]
 
 
-class SignalAnswer(ResponseModel):
-    """Whether there was somebody to send a signal to."""
+class SignalResponse(ResponseModel):
+    """Result of sending a signal."""
 
     success: bool
 
 
-class OutputAnswer(ResponseModel):
-    """What a process wrote by now."""
+class OutputResponse(ResponseModel):
+    """Output of a process until now."""
 
     pid: int
     lines: list[str]
     line_count: int
 
 
-class EntryAnswer(ResponseModel):
-    """What is in a folder."""
+class FileEntryResponse(ResponseModel):
+    """An entry of a directory."""
 
     name: str
     is_dir: bool
@@ -124,28 +124,28 @@ class EntryAnswer(ResponseModel):
     modified_at: int
 
 
-class ListingAnswer(ResponseModel):
-    """A folder."""
+class DirectoryResponse(ResponseModel):
+    """A directory."""
 
     path: str
-    entries: list[EntryAnswer]
+    entries: list[FileEntryResponse]
 
 
-class TerminalAnswer(ResponseModel):
-    """A terminal, and what lets its client look at it."""
+class TerminalResponse(ResponseModel):
+    """A terminal and the token for its WebSocket."""
 
     session_id: str
     token: str
 
 
-class HealthAnswer(ResponseModel):
-    """Whether a sandbox answers."""
+class HealthResponse(ResponseModel):
+    """Health of a sandbox."""
 
     healthy: bool
 
 
-class InfoAnswer(ResponseModel):
-    """A sandbox as it sees itself."""
+class InfoResponse(ResponseModel):
+    """State of a sandbox."""
 
     version: str
     uptime_secs: int

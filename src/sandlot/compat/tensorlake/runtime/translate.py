@@ -1,14 +1,22 @@
-"""Tensorlake's words for processes, files and terminals into ours and back. Pure."""
+"""Translation of processes, files and terminals between Tensorlake's runtime API and the node. Pure."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sandlot.compat.tensorlake.runtime.schemas import EntryAnswer, Managed, ProcessAnswer, ProcessBody, ProcessStatus, RunBody, TerminalBody
-from sandlot.compat.tensorlake.translate import milliseconds, refuse, user
+from sandlot.compat.tensorlake.runtime.schemas import (
+    FileEntryResponse,
+    Managed,
+    OpenTerminalRequest,
+    ProcessResponse,
+    ProcessStatus,
+    RunRequest,
+    StartProcessRequest,
+)
+from sandlot.compat.tensorlake.translate import milliseconds, not_possible, user
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
 from sandlot.model.files import Entry
@@ -19,48 +27,49 @@ CHANNELS: Mapping[str, frozenset[int]] = {
     "stderr": frozenset({Channel.STDERR}),
     "output": frozenset(Channel),
 }
-"""A word of a path -> the channels that it means."""
+"""Last segment of a path -> channels."""
 STREAMS: Mapping[int, str] = {Channel.STDOUT: "stdout", Channel.STDERR: "stderr"}
 
 DATA, RESIZE, READY, EXIT = range(4)
-"""What a message on a terminal's WebSocket begins with."""
+"""First byte of a message on the WebSocket of a terminal."""
 
 _KILLED = {"timeout": "timed_out", "oom": "oom_killed"}
 _SIGKILL = 9
-_RESIZED = struct.Struct(">HH")
-_EXITED = struct.Struct(">i")
-_MOST_PID = 1 << 31
+_SIZE = struct.Struct(">HH")
+_EXIT_CODE = struct.Struct(">i")
+_UNUSED_PID: Final = 1 << 31
+"""Larger than any pid."""
 
 
-def run(body: RunBody) -> ProcessSpec:
-    """A program that is run to its end.
+def run_spec(body: RunRequest) -> ProcessSpec:
+    """Return the process of a program that is run to its end.
 
     Raises:
-        InvalidRequestError: It cannot be.
+        InvalidRequestError: The request has two timeouts, or an invalid value.
     """
     if body.timeout is not None and body.timeout_secs is not None:
-        raise refuse("timeout_secs beside timeout", "They say the same: give one of the two.")
+        raise not_possible("timeout_secs with timeout", "Pass one of the two.")
     timeout_s = body.timeout_secs if body.timeout is None else body.timeout
     return ProcessSpec(argv=_argv(body), env=body.env or {}, cwd=body.working_dir, user=user(body.user), timeout_s=timeout_s)
 
 
-def start(body: ProcessBody) -> ProcessSpec:
-    """A program that is started and left.
+def start_spec(body: StartProcessRequest) -> ProcessSpec:
+    """Return the process of a program that is started in the background.
 
     Raises:
-        InvalidRequestError: It cannot be.
+        InvalidRequestError: The request has an option that Sandlot does not have, or an invalid value.
     """
     for field in ("stdout_mode", "stderr_mode"):
         if getattr(body, field) == "discard":
-            raise refuse(f"{field}='discard'", "Output is kept within bounds whoever reads it: leave it out.")
+            raise not_possible(f"{field}='discard'", "Omit it: the size of kept output is limited anyway.")
     if body.restart is not None:
-        raise refuse("restart", "Nothing starts a process again by itself: restart_process does, or a loop in a shell.")
+        raise not_possible("restart", "Call restart_process, or use a loop in a shell.")
     if body.health_check is not None:
-        raise refuse("health_check", "Nobody asks a process how it is: get_process tells whether it runs.")
+        raise not_possible("health_check", "Call get_process, which returns whether the process is running.")
     if body.name is not None and (not body.name or body.name.isdigit() or "/" in body.name):
         raise InvalidRequestError(
-            f"{body.name[:64]!r} is no name for a process.",
-            hint="Use one that is no number and has no '/'.",
+            f"{body.name[:64]!r} is not a valid name of a process.",
+            hint="Use a name that is not a number and has no '/'.",
             fields={"field": "name"},
         )
     return ProcessSpec(
@@ -74,11 +83,11 @@ def start(body: ProcessBody) -> ProcessSpec:
     )
 
 
-def terminal(body: TerminalBody) -> ProcessSpec:
-    """A program on a terminal.
+def terminal_spec(body: OpenTerminalRequest) -> ProcessSpec:
+    """Return the process of a program on a terminal.
 
     Raises:
-        InvalidRequestError: It cannot be.
+        InvalidRequestError: A value is invalid.
     """
     return ProcessSpec(
         argv=_argv(body),
@@ -91,18 +100,18 @@ def terminal(body: TerminalBody) -> ProcessSpec:
     )
 
 
-def _argv(body: RunBody | ProcessBody | TerminalBody) -> tuple[str, ...]:
+def _argv(body: RunRequest | StartProcessRequest | OpenTerminalRequest) -> tuple[str, ...]:
     return (body.command, *(body.args or ()))
 
 
-def pid_of(word: str) -> int | None:
-    """The pid that a word of a path is; None where it is a name."""
-    number = int(word) if word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST_PID)) else None
-    return number if number is not None or not word.isdecimal() else _MOST_PID
+def parse_pid(selector: str) -> int | None:
+    """Return the pid of a selector; None if the selector is a name."""
+    number = int(selector) if selector.isascii() and selector.isdecimal() and len(selector) <= len(str(_UNUSED_PID)) else None
+    return number if number is not None or not selector.isdecimal() else _UNUSED_PID
 
 
 def ended(outcome: ProcessOutcome) -> dict[str, Any]:
-    """The event that tells how a run ended."""
+    """Return the event of the end of a run."""
     if outcome.reason in _KILLED:
         return {"signal": outcome.signal or _SIGKILL, "reason": _KILLED[outcome.reason], "oom_killed": outcome.reason == "oom"}
     if outcome.signal is not None:
@@ -111,21 +120,21 @@ def ended(outcome: ProcessOutcome) -> dict[str, Any]:
 
 
 OUT_OF_MEMORY: Mapping[str, Any] = {"signal": _SIGKILL, "reason": "oom_killed", "oom_killed": True}
-"""How a run ends whose whole sandbox was killed for want of memory."""
+"""Event of the end of a run whose sandbox was killed because its memory was used up."""
 
 
-def process(info: ProcessInfo, logged_at: datetime | None, now: datetime) -> ProcessAnswer:
-    """One process.
+def process_response(info: ProcessInfo, logged_at: datetime | None, now: datetime) -> ProcessResponse:
+    """Return the response for a process.
 
     Args:
-        info: What is known of it.
-        logged_at: When it was started, where the log of runs says it and nothing else does.
-        now: The time.
+        info: The process.
+        logged_at: Start time in the execution log, which is used if the process has none. None: the log has none.
+        now: Current time.
     """
-    took_ms = round(info.duration_s * 1000)
-    began_at = info.started_at or logged_at
-    started = milliseconds(now) - took_ms if began_at is None else milliseconds(began_at)
-    return ProcessAnswer(
+    duration_ms = round(info.duration_s * 1000)
+    started_at = info.started_at or logged_at
+    started_ms = milliseconds(now) - duration_ms if started_at is None else milliseconds(started_at)
+    return ProcessResponse(
         handle=info.pid,
         pid=info.pid,
         status=_status(info),
@@ -134,8 +143,8 @@ def process(info: ProcessInfo, logged_at: datetime | None, now: datetime) -> Pro
         stdin_writable=info.stdin and info.running,
         command=info.argv[0] if info.argv else "",
         args=list(info.argv[1:]),
-        started_at=started,
-        ended_at=None if info.running else started + took_ms,
+        started_at=started_ms,
+        ended_at=None if info.running else started_ms + duration_ms,
         managed=None if info.tag is None else Managed(id=info.tag, name=info.tag, status="running" if info.running else "stopped"),
     )
 
@@ -148,24 +157,25 @@ def _status(info: ProcessInfo) -> ProcessStatus:
     return "exited" if info.signal is None else "signaled"
 
 
-def entry(found: Entry) -> EntryAnswer:
-    """What is in a folder."""
-    folder = found.kind == "directory"
-    return EntryAnswer(name=found.name, is_dir=folder, size=None if folder else found.size, modified_at=max(0, found.modified_ns) // 1_000_000)
+def file_entry(entry: Entry) -> FileEntryResponse:
+    """Return the response for an entry of a directory."""
+    is_directory = entry.kind == "directory"
+    modified_ms = max(0, entry.modified_ns) // 1_000_000
+    return FileEntryResponse(name=entry.name, is_dir=is_directory, size=None if is_directory else entry.size, modified_at=modified_ms)
 
 
-def resized(message: bytes) -> tuple[int, int]:
-    """Rows and columns that a client says its terminal has.
+def parse_size(message: bytes) -> tuple[int, int]:
+    """Return rows and columns of a message that resizes a terminal.
 
     Raises:
-        InvalidRequestError: It says none.
+        InvalidRequestError: The message has another length.
     """
-    if len(message) != 1 + _RESIZED.size:
-        raise InvalidRequestError("The message is no change of size.", hint="Send 0x01, columns and rows, two bytes each.")
-    cols, rows = _RESIZED.unpack_from(message, 1)
+    if len(message) != 1 + _SIZE.size:
+        raise InvalidRequestError("The message to resize the terminal is malformed.", hint="Send 0x01, columns and rows, two bytes each.")
+    cols, rows = _SIZE.unpack_from(message, 1)
     return rows, cols
 
 
-def exited(code: int) -> bytes:
-    """The message that tells how a program on a terminal ended."""
-    return bytes([EXIT]) + _EXITED.pack(code)
+def exit_message(code: int) -> bytes:
+    """Return the message with the exit code of the program on a terminal."""
+    return bytes([EXIT]) + _EXIT_CODE.pack(code)
