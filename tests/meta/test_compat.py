@@ -14,6 +14,8 @@ ROW = re.compile(
     r"^\| `(?P<method>[A-Z]+) (?P<path>/[^`]*)` \| (?P<supported>yes|no) \| (?P<since>\d+\.\d+\.\d+) \| (?P<how>[^|]+) \| (?P<tests>[^|]+) \|$",
     re.MULTILINE,
 )
+FILES = ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py")
+"""Files of every package. A vendor with one protocol also has schemas.py."""
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -54,8 +56,8 @@ def test_compatibility_packages_are_complete_mounted_and_documented() -> None:
     overview, wrong = (ROOT / "docs" / "explanation" / "compatibility-apis.md").read_text(encoding="utf-8"), []
     for vendor in VENDORS:
         files = {path.name for path in (PACKAGE / "compat" / vendor.name).iterdir()}
-        wrong += [f"{vendor.name}/{file}" for file in ("__init__.py", "COVERAGE.md", "routes.py", "translate.py", "errors.py") if file not in files]
-        guide = (ROOT / "docs" / "how-to" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
+        wrong += [f"{vendor.name}/{file}" for file in FILES if file not in files]
+        guide = (ROOT / "docs" / "howto" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
         coverage = f"src/sandlot/compat/{vendor.name}/COVERAGE.md"
         wrong += [
             f"docs/explanation/compatibility-apis.md: {text}"

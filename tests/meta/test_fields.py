@@ -1,6 +1,6 @@
-"""Every field that a vendor takes does something that a test sees, or is refused: one table of each vendor (COVERAGE.md, "Fields") says which test.
+"""Every field of a vendor's requests has an effect that a test shows, or is refused: a table in COVERAGE.md ("Fields") names the test.
 
-What a vendor takes are the bodies and queries of its package: they refuse every field that they do not have.
+The fields are those of the request and query models of the vendor's package, which refuse unknown fields.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FIELD = re.compile(
 )
 
 
-def taken(vendor: VendorApi) -> set[tuple[str, str]]:
-    """(body, field) of all that a vendor takes, by the names that the wire has; what a body has of another one is said once."""
+def request_fields(vendor: VendorApi) -> set[tuple[str, str]]:
+    """Return (model, field) of all requests of a vendor, by the names in the API. An inherited field is named once, by the model that defines it."""
     package = importlib.import_module(f"sandlot.compat.{vendor.name}")
     names = [package.__name__, *(each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
     bodies = {each for name in names for each in vars(importlib.import_module(name)).values() if _is_body(each, package.__name__)}
@@ -43,13 +43,13 @@ def _is_body(each: object, package: str) -> TypeGuard[type[RequestModel | QueryM
 
 
 def rows(vendor: VendorApi) -> list[re.Match[str]]:
-    """The table."""
+    """Return the rows of the table."""
     return list(FIELD.finditer((PACKAGE / "compat" / vendor.name / "COVERAGE.md").read_text(encoding="utf-8")))
 
 
 @cache
 def functions(path: str) -> dict[str, str]:
-    """The tests of a module: name -> their text, decorators included."""
+    """Return the tests of a module: name -> text, decorators included."""
     text = (ROOT / path).read_text(encoding="utf-8")
     lines = text.splitlines()
     return {
@@ -63,13 +63,13 @@ def test_field_tables_have_every_field_and_no_other() -> None:
     wrong = {}
     for vendor in VENDORS:
         listed = [(row["body"], row["field"]) for row in rows(vendor)]
-        if len(listed) != len(set(listed)) or set(listed) != taken(vendor):
-            wrong[vendor.name] = set(listed) ^ taken(vendor) or "a field is listed twice"
+        if len(listed) != len(set(listed)) or set(listed) != request_fields(vendor):
+            wrong[vendor.name] = set(listed) ^ request_fields(vendor) or "a field is listed twice"
     assert wrong == {}
 
 
 def test_fields_name_tests_that_mention_them_and_working_ones_a_test_with_the_vendors_client() -> None:
-    """A test mentions a field by its name, or by a word in backquotes of its row: the name in the vendor's client."""
+    """A test mentions a field by its name, or by a word in backquotes of its row, such as the name in the vendor's client."""
     wrong = []
     for vendor in VENDORS:
         for row in rows(vendor):

@@ -22,12 +22,12 @@ NOT_IN_IT = re.compile(
     "|".join(
         [
             r"/openapi\.json|/docs(/.*)?",
-            *(f"{door.prefix}(/.*)?" for door in VENDORS),
-            *(re.escape(getattr(route, "path", "")) for door in VENDORS if door.root_router is not None for route in door.root_router.routes),
+            *(f"{vendor.prefix}(/.*)?" for vendor in VENDORS),
+            *(re.escape(getattr(route, "path", "")) for vendor in VENDORS if vendor.root_router is not None for route in vendor.root_router.routes),
         ]
     )
 )
-"""The pages of the document itself, and the vendors' doors, whose routes are the vendors' to describe."""
+"""The pages of the document itself, and the compatibility APIs, which the vendors describe."""
 ID = re.compile(r"[a-z]+(_[a-z]+)+")
 MUTE = (
     "Beside this test, `.venv/bin/python scripts/openapi.py` writes docs/openapi.json anew after every change of a route; commit it with the change."

@@ -18,7 +18,7 @@ from sandlot.compat.vendor import PrefixRouter, VendorApi
 from sandlot.model.errors import CODES, ErrorCode, error_class
 from sandlot.server.app import ERROR_FORMATS, VENDORS
 from sandlot.web.errors import problem_response
-from tests.meta.test_fields import taken
+from tests.meta.test_fields import request_fields
 from tests.support.cases import cases
 from tests.unit.compat.shared import SharedBench
 
@@ -106,7 +106,7 @@ def test_root_paths_select_the_vendor_by_the_whole_path(vendor: VendorApi) -> No
 SCALARS = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=20) | st.sampled_from(["", "..", "\0", "\ud800"])
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=4)
 
-FIELDS = {vendor.name: [*sorted({name for _, name in taken(vendor)}), "other"] for vendor in VENDORS}
+FIELDS = {vendor.name: [*sorted({name for _, name in request_fields(vendor)}), "other"] for vendor in VENDORS}
 
 
 @st.composite

@@ -18,7 +18,7 @@ from sandlot.compat.e2b.envd import connect_rpc, filesystem, signed_urls
 from sandlot.compat.e2b.envd.routes import router
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, Quota
-from tests.meta.test_fields import taken
+from tests.meta.test_fields import request_fields
 from tests.support.until import until
 from tests.unit.compat.e2b.speaking import FILES, HERE, PROCESS, Inside, Json, b64, envelope, output, started, unpacked
 from tests.unit.compat.shared import SharedBench
@@ -28,7 +28,7 @@ STREAMING = (f"{PROCESS}/Start", f"{PROCESS}/Connect", f"{FILES}/WatchDir", f"{P
 UNARY = tuple(
     sorted(HERE + route.path for route in router.routes if route.path.startswith(("/process", "/filesystem")) and HERE + route.path not in STREAMING)  # type: ignore[attr-defined]
 )
-FIELDS = st.sampled_from(sorted({name for _, name in taken(API)}))
+FIELDS = st.sampled_from(sorted({name for _, name in request_fields(API)}))
 BODIES = st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES | st.dictionaries(FIELDS, VALUES, max_size=3), max_size=3), max_size=4)
 CONTENT = BODIES.map(lambda body: json.dumps(body).encode()) | st.binary(max_size=100)
 
