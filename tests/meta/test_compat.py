@@ -57,7 +57,7 @@ def test_compatibility_packages_are_complete_mounted_and_documented() -> None:
     for vendor in VENDORS:
         files = {path.name for path in (PACKAGE / "compat" / vendor.name).iterdir()}
         wrong += [f"{vendor.name}/{file}" for file in FILES if file not in files]
-        guide = (ROOT / "docs" / "howto" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
+        guide = (ROOT / "docs" / "how-to" / f"move-from-{vendor.name}.md").read_text(encoding="utf-8")
         coverage = f"src/sandlot/compat/{vendor.name}/COVERAGE.md"
         wrong += [
             f"docs/explanation/compatibility-apis.md: {text}"

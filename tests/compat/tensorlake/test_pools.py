@@ -22,7 +22,7 @@ def test_pool_is_created_inspected_updated_claimed_and_deleted(client: SandboxCl
     assert native.owner == next(each.id for each in service.client.keys.list() if each.name == "compat")
     until_so(lambda: [each.state for each in client.get_pool(pool).containers or ()] == ["Idle"])
     claimed = client.claim(pool)
-    assert service.client.pools.get(pool).claims["hot"] == 1
+    assert service.client.pools.get(pool).claims["warm"] == 1
     made = client.get(claimed.sandbox_id)
     assert (made.pool_id, made.timeout_secs, made.network_policy.allow_internet_access) == (pool, 88, False)
     assert (made.image, made.resources.memory_mb) == ("base", 192)

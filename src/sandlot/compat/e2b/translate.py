@@ -21,7 +21,7 @@ from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
 
 VENDOR: Final = "e2b"
-"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+"""Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 
 TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
 """Template name of E2B -> template name of Sandlot."""

@@ -39,7 +39,7 @@ from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MIB, Limits
 from sandlot.model.states import State
 
 VENDOR: Final = "tensorlake"
-"""Value of the label ``sandlot.api``, and origin of runs in the execution log."""
+"""Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 IMAGE_KEY: Final = "sandlot.api.image"
 """Label whose value is the image as the client named it."""
 POOL_KEY: Final = "sandlot.api.pool"
