@@ -308,6 +308,11 @@ async def full_node_disk_at_a_snapshot(world: World) -> Json:
     return await world.post(f"{world.url}/snapshots", {})
 
 
+async def full_node_disk_at_a_start(world: World) -> Json:
+    world.driver.fail_next("prepare", *[OSError(errno.ENOSPC, "No space left on device")] * 3)
+    return await world.post("/v1/sandboxes", NEW)
+
+
 async def full_node_disk_at_an_upload(world: World) -> Json:
     full = LimitError("The disk for stored files is full.", code=ErrorCode.NODE_DISK_FULL)
     world.database.faults.fail_next("blobs.write", full)
@@ -440,6 +445,7 @@ TABLE: Mapping[str, tuple[Failure, Fault | None]] = {
     "sandbox reaches its timeout": (sandbox_timed_out, None),
     "call to an ended sandbox": (call_after_the_end, Fault.REQUEST),
     "disk of the sandbox is full": (full_sandbox_disk, Fault.LIMIT),
+    "disk of the node is full at a start": (full_node_disk_at_a_start, Fault.CAPACITY),
     "disk of the node is full at a snapshot": (full_node_disk_at_a_snapshot, Fault.CAPACITY),
     "disk of the node is full at an upload": (full_node_disk_at_an_upload, Fault.CAPACITY),
     "quota is used up": (quota, Fault.LIMIT),

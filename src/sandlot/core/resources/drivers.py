@@ -8,12 +8,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from sandlot.model.errors import HostError, TimeoutExceededError
+from sandlot.model.errors import ErrorCode, HostError, LimitError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
 
 STEP_TIMEOUT_S: Final = 60.0
@@ -76,7 +77,8 @@ async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: 
 
     Raises:
         TimeoutExceededError: The step took longer than its timeout.
-        HostError: The step raised an ``OSError``.
+        LimitError: A disk of the node is full (``node_disk_full``).
+        HostError: The step raised another ``OSError``.
     """
     limit_s = STEP_TIMEOUT_S if timeout_s is None else timeout_s
     try:
@@ -88,6 +90,12 @@ async def driver_step(what: str, work: Coroutine[Any, Any, ResultT], timeout_s: 
             hint="Run 'sandlot doctor' to check the host; the host may be overloaded.",
         ) from None
     except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise LimitError(
+                f"The host failed to {what} the sandbox: a disk of the node is full.",
+                code=ErrorCode.NODE_DISK_FULL,
+                hint="Delete snapshots or sandboxes that are no longer needed, or free space on the server.",
+            ) from error
         raise HostError(
             f"The host failed to {what} the sandbox: {error.strerror or error}.",
             hint="Run 'sandlot doctor' to check the host.",

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -134,7 +135,8 @@ class OciDriver:
             first_id = await self._prepare(resources, shape, program)
         except BaseException as error:
             await resources.release_in_background()
-            if isinstance(error, StageError | OSError):
+            is_full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}  # core reports a full disk of the node
+            if isinstance(error, StageError | OSError) and not is_full:
                 raise HostError(
                     f"The host could not prepare a sandbox: {error}.",
                     hint="Run `sandlot doctor` to see what the host lacks.",

@@ -101,7 +101,7 @@ _create_folder = SandboxHostResources.create_folder
 
 def _fails_half_way(self: SandboxHostResources, record: Record) -> None:
     _create_folder(self, record)
-    raise OSError(28, "half-way")
+    raise OSError(5, "half-way")
 
 
 async def test_folder_is_not_removed_while_a_file_is_moved_out_of_it(resources: SandboxHostResources) -> None:
