@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandlot.cli.bench.report import KINDS
+from sandlot.cli.bench.report import ROWS
 from tests.meta.tree import ROOT
 
 SPECIFICATION = (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")
@@ -37,4 +37,4 @@ def test_every_figure_names_the_benchmark_that_gives_it() -> None:
     for script in re.findall(r"`(scripts/bench|benchmarks/\w+\.py)[^`]*`", measured):
         assert (ROOT / script).is_file()
     figures = set(re.findall(r"^\| `([^`]+)`", measured, re.MULTILINE))
-    assert figures == set(KINDS)
+    assert figures == set(ROWS)

@@ -184,7 +184,7 @@ def test_runtime_that_hangs_is_ended_and_reported(data_dir: Path, tmp_path: Path
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(checks, "DRIVER_DEADLINE_S", 2.0)
     report = checks.examine(environment(data_dir))
-    assert not report.able
+    assert not report.can_run
     gvisor = next(finding for finding in report.findings if finding.name == "gvisor")
     assert "no result within 2 s" in gvisor.detail
     assert "dmesg" in gvisor.fix

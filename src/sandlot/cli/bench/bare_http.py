@@ -1,10 +1,9 @@
-"""An HTTP server that does nothing of Sandlot's, for comparison: the same uvicorn, event loop and parser, handlers of a few lines.
+"""An HTTP server without any part of Sandlot, for comparison: the same uvicorn, event loop and parser, with handlers of a few lines.
 
     python -m sandlot.cli.bench.bare_http SOCKET FOLDER
 
-It serves a listening socket that it inherits as the descriptor of that number, or a unix socket that it makes at that path. ``GET /`` answers with
-some JSON; ``POST /run`` runs the Python code in its body in this very process and answers with what it printed; ``PUT /NAME`` writes the body to a
-file of the folder, ``GET /NAME`` sends it.
+SOCKET is the number of an inherited listening socket, or the path of a new unix socket. ``GET /`` returns JSON. ``POST /run`` runs the Python code of
+its body in this process and returns the output. ``PUT /NAME`` writes the body to a file in FOLDER, and ``GET /NAME`` returns the file.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 PIECE_BYTES = 64 * 1024
-ANSWER = b'{"status":"ok"}'
+RESPONSE = b'{"status":"ok"}'
 
 
-class Bare:
-    """The app.
+class BareApp:
+    """The ASGI application.
 
     Args:
-        folder: Where files are.
+        folder: Directory of the files.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         name = scope["path"].strip("/")
-        answer = ANSWER
+        response = RESPONSE
         if scope["method"] == "POST":
-            answer = run((await Request(scope, receive).body()).decode())
+            response = run((await Request(scope, receive).body()).decode())
         elif scope["method"] == "PUT":
             with (self._folder / name).open("wb") as file:
                 async for piece in Request(scope, receive).stream():
                     file.write(piece)
         elif name:
             with (self._folder / name).open("rb") as file:
-                await _give(file, send)
+                await _send_file(file, send)
             return
-        await send(_head(len(answer)))
-        await send({"type": "http.response.body", "body": answer})
+        await send(_head(len(response)))
+        await send({"type": "http.response.body", "body": response})
 
 
-async def _give(file: BinaryIO, send: Send) -> None:
+async def _send_file(file: BinaryIO, send: Send) -> None:
     await send(_head(os.fstat(file.fileno()).st_size))
     while piece := file.read(PIECE_BYTES):
         await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -62,7 +61,7 @@ async def _give(file: BinaryIO, send: Send) -> None:
 
 
 def run(code: str) -> bytes:
-    """What code prints, as JSON; there is no isolation whatever."""
+    """Run code without any isolation, and return its output as JSON."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "<code>", "exec"), {})  # noqa: S102 - the benchmark's own code
@@ -75,14 +74,14 @@ def _head(length: int) -> dict[str, object]:
 
 
 def main(where: str, folder: Path) -> None:
-    """Serve until a signal says that it is enough."""
+    """Serve until a signal ends the process."""
     if where.isdecimal():
         listening = socket.socket(fileno=int(where))
     else:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(where)
         listening.listen()
-    config = uvicorn.Config(Bare(folder), loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="warning")
+    config = uvicorn.Config(BareApp(folder), loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="warning")
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -54,7 +54,7 @@ def bench(
     docs/how-to/benchmark.md describes the rows. The run creates and removes sandboxes, and changes the service's pools and restores them.
     """
     from sandlot.cli.bench import plan
-    from sandlot.cli.bench.report import HEADS
+    from sandlot.cli.bench.report import COLUMNS
     from sandlot.cli.bench.report import table as cells
 
     rows = None if only is None else tuple(word.strip() for word in only.split(",") if word.strip())
@@ -75,14 +75,14 @@ def bench(
         return
     for line in _headlines(report):
         note(line)
-    table(HEADS, list(cells(report["rows"])))
+    table(COLUMNS, list(cells(report["rows"])))
 
 
 async def _measure(options: BenchOptions, chosen: tuple[Step, ...]) -> dict[str, Any]:
     """Measure the rows and return the report."""
     from sandlot.cli.bench import host, plan, pools
-    from sandlot.cli.bench.baselines import Natives
-    from sandlot.cli.bench.harness import Rig
+    from sandlot.cli.bench.baselines import NativeBaselines
+    from sandlot.cli.bench.harness import BenchHarness
     from sandlot.cli.bench.report import SCHEMA, rows
     from sandlot.cli.progress import Spinner
     from sandlot.sdk import AsyncClient, SandlotError
@@ -94,28 +94,28 @@ async def _measure(options: BenchOptions, chosen: tuple[Step, ...]) -> dict[str,
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     began = datetime.now(UTC)
     before = host.load()
-    async with AsyncClient() as client, Natives(unix=client.target.socket is not None) as natives:
+    async with AsyncClient() as client, NativeBaselines(unix=client.target.socket is not None) as baselines:
         about = await host.service(client)
-        rig = Rig(client, natives, label=secrets.token_hex(6), isolation=options.isolation, quick=options.quick)
+        harness = BenchHarness(client, baselines, label=secrets.token_hex(6), isolation=options.isolation, quick=options.quick)
         try:
             with suppress(SandlotError):  # each row reports the error
-                await rig.isolated_by()
+                await harness.isolation_name()
             with Spinner("measuring") as spinner:
-                await plan.measure(rig, chosen, options.only, spinner.show_step, pools.settled)
+                await plan.measure(harness, chosen, options.only, spinner.show_step, pools.wait_until_idle)
         finally:
-            await rig.clean()
-            await pools.all_restored(rig)
+            await harness.clean()
+            await pools.restore_all(harness)
     return {
         "schema": SCHEMA,
         "at": began,
         "took_s": round((datetime.now(UTC) - began).total_seconds(), 1),
         "quick": options.quick,
-        "isolation": rig.found_isolation,
+        "isolation": harness.found_isolation,
         "machine": {**host.machine(), "load_before": before, "load_after": host.load()},
         "service": about,
-        "pool": rig.pool_report(),
-        "images": rig.images,
-        "rows": {key: row | {"made_by": rig.sources.get(key)} for key, row in rows(rig.samples).items()},
+        "pool": harness.pool_report(),
+        "images": harness.images,
+        "rows": {key: row | {"made_by": harness.sources.get(key)} for key, row in rows(harness.samples).items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""What the figures were taken on: this machine, and the service."""
+"""Facts about the client's machine and the service, for the report."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sandlot.sdk import AsyncClient, SandlotError
 
 
 def load() -> list[float]:
-    """The load of this machine over the last 1, 5 and 15 minutes (proc_loadavg(5))."""
+    """Return the load averages of this machine over 1, 5 and 15 minutes (proc_loadavg(5))."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def machine() -> dict[str, Any]:
-    """This machine: cores, processor, memory, kernel, and the Python of the client."""
+    """Return cores, processor, memory and kernel of this machine, and the version of Python."""
     return {
         "cores": os.cpu_count(),
-        "processor": _named("/proc/cpuinfo", "model name") or platform.machine(),
+        "processor": _proc_field("/proc/cpuinfo", "model name") or platform.machine(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -30,19 +30,15 @@ def machine() -> dict[str, Any]:
 
 
 async def service(client: AsyncClient) -> dict[str, Any]:
-    """The service: its version, where it is, and the runtimes of its drivers, where it tells.
-
-    Args:
-        client: Reaches it.
-    """
-    told: dict[str, Any] = {"address": str(client.target), "client": __version__, **asdict(await client.service.version())}
-    with suppress(SandlotError):  # not for everybody
-        told["runtimes"] = {driver.driver: driver.runtime for driver in await client.service.capabilities()}
-    return told
+    """Return version, address and, for operators, driver runtimes of the service."""
+    found: dict[str, Any] = {"address": str(client.target), "client": __version__, **asdict(await client.service.version())}
+    with suppress(SandlotError):  # only operators may ask
+        found["runtimes"] = {driver.driver: driver.runtime for driver in await client.service.capabilities()}
+    return found
 
 
-def _named(path: str, name: str) -> str | None:
-    """The first line of a file of /proc that begins with a name."""
+def _proc_field(path: str, name: str) -> str | None:
+    """Return the value of the first line with a name in a file of /proc; None if there is none."""
     try:
         lines = Path(path).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

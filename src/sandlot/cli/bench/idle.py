@@ -1,55 +1,55 @@
-"""Rows of sandboxes that do nothing."""
+"""Rows of idle sandboxes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from sandlot.cli.bench.harness import BASE, CODE, PRINT, Rig, good
+from sandlot.cli.bench.harness import BASE, CODE, PRINT, BenchHarness, expect_ok
 from sandlot.sdk import AsyncSandbox
 
 MIB = 1 << 20
 QUIET_S = 4.0
-"""Until what a new sandbox prepares for later is done."""
+"""Seconds until a new sandbox has prepared its spare kernel."""
 WINDOW_S = 6.0
 QUICK_S = 2.0
 
 
-async def idle_mib(rig: Rig) -> None:
-    """What the control groups of a sandbox say, once it has run a cell and been left alone."""
+async def idle_mib(harness: BenchHarness) -> None:
+    """Measure the memory of the control groups of an idle sandbox that has run code."""
     for key, template in (("idle_mib_base", BASE), ("idle_mib_code", CODE)):
-        if key in rig.samples:
-            for _ in range(rig.times(3, 1)):
-                box = await _idle(rig, template)
-                rig.add_native(key, rig.natives.idle_bytes() / MIB)
-                rig.add(key, (await box.usage()).memory_bytes / MIB)
-                await rig.kill(box)
+        if key in harness.samples:
+            for _ in range(harness.times(3, 1)):
+                sandbox = await _idle(harness, template)
+                harness.add_native(key, harness.baselines.idle_bytes() / MIB)
+                harness.add(key, (await sandbox.usage()).memory_bytes / MIB)
+                await harness.kill(sandbox)
 
 
-async def idle_cpu(rig: Rig) -> None:
-    """Processor time of a sandbox that is paused; ``running`` is one that merely has nothing to do."""
-    box = await _idle(rig, BASE)
-    for _ in range(rig.times(3, 1)):
-        rig.add("idle_cpu_pct", await _percent(rig, box), part="running")
-    for _ in range(rig.times(3, 1)):
-        await box.pause()
-        before_s, began_s = rig.natives.idle_cpu_s(), time.perf_counter()
-        rig.add("idle_cpu_pct", await _percent(rig, box))
-        rig.add_native("idle_cpu_pct", (rig.natives.idle_cpu_s() - before_s) / (time.perf_counter() - began_s) * 100)
-    await rig.kill(box)
+async def idle_cpu(harness: BenchHarness) -> None:
+    """Measure the CPU time of a paused sandbox; part ``running``: of an idle one."""
+    sandbox = await _idle(harness, BASE)
+    for _ in range(harness.times(3, 1)):
+        harness.add("idle_cpu_pct", await _percent(harness, sandbox), part="running")
+    for _ in range(harness.times(3, 1)):
+        await sandbox.pause()
+        before_s, began_s = harness.baselines.idle_cpu_s(), time.perf_counter()
+        harness.add("idle_cpu_pct", await _percent(harness, sandbox))
+        harness.add_native("idle_cpu_pct", (harness.baselines.idle_cpu_s() - before_s) / (time.perf_counter() - began_s) * 100)
+    await harness.kill(sandbox)
 
 
-async def _idle(rig: Rig, template: str) -> AsyncSandbox:
-    """A sandbox that has run a cell, and then nothing for a while."""
-    box = await rig.create(template)
-    good(await box.run_code(PRINT))
+async def _idle(harness: BenchHarness, template: str) -> AsyncSandbox:
+    """Create a sandbox, run code and wait until it is idle."""
+    sandbox = await harness.create(template)
+    expect_ok(await sandbox.run_code(PRINT))
     await asyncio.sleep(QUIET_S)
-    return box
+    return sandbox
 
 
-async def _percent(rig: Rig, box: AsyncSandbox) -> float:
-    """Of one core, over a window."""
-    before, began_s = await box.usage(), time.perf_counter()
-    await asyncio.sleep(QUICK_S if rig.quick else WINDOW_S)
-    after = await box.usage()
+async def _percent(harness: BenchHarness, sandbox: AsyncSandbox) -> float:
+    """Return the CPU time of a sandbox over a window, in percent of one core."""
+    before, began_s = await sandbox.usage(), time.perf_counter()
+    await asyncio.sleep(QUICK_S if harness.quick else WINDOW_S)
+    after = await sandbox.usage()
     return (after.cpu_s - before.cpu_s) / (time.perf_counter() - began_s) * 100

@@ -1,8 +1,8 @@
-"""Which rows are measured by what, and in which order.
+"""The steps of a run and their order.
 
-Laws:
-- Rows of a sandbox that is there come first, those of many sandboxes last: what these leave to be tidied disturbs nothing.
-- A row that fails tells why and keeps no other from being measured.
+Invariants:
+- Rows of one existing sandbox are measured first and rows of many sandboxes last, so that the cleanup after these disturbs no other row.
+- A row that fails reports the reason, and the other rows are still measured.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from sandlot.cli.bench import calls, create, idle, suspend
-from sandlot.cli.bench.harness import CannotError, Rig, grown
-from sandlot.cli.bench.report import KINDS, Samples
+from sandlot.cli.bench.harness import BenchHarness, RowFailedError, increase
+from sandlot.cli.bench.report import ROWS, Samples
 from sandlot.sdk import SandlotError
 
-ROW_PATIENCE_S = 900.0
+ROW_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is measured together.
+    """Rows that are measured together.
 
     Args:
-        work: Fills the samples of its rows.
-        keys: Of :data:`~sandlot.cli.bench.report.KINDS`.
-        alone: Whether the sandboxes that the run keeps are put away first.
+        work: Fills the samples of the rows.
+        keys: Keys of the rows in :data:`~sandlot.cli.bench.report.ROWS`.
+        alone: End the kept sandboxes of the run first.
     """
 
-    work: Callable[[Rig], Awaitable[None]]
+    work: Callable[[BenchHarness], Awaitable[None]]
     keys: tuple[str, ...]
     alone: bool = False
 
@@ -41,7 +41,7 @@ STEPS = (
     Step(calls.command, ("command",)),
     Step(calls.kernel_new, ("kernel_new",)),
     Step(suspend.pause_resume, ("pause_resume",)),
-    Step(calls.moved, ("upload_mb_s", "download_mb_s")),
+    Step(calls.transfer, ("upload_mb_s", "download_mb_s")),
     Step(idle.idle_mib, ("idle_mib_base", "idle_mib_code"), alone=True),
     Step(idle.idle_cpu, ("idle_cpu_pct",)),
     Step(calls.install_pandas, ("install_pandas",)),
@@ -60,64 +60,68 @@ STEPS = (
     Step(suspend.hibernate, ("hibernate", "wake")),
     Step(suspend.fork_10, ("fork_10",)),
 )
-"""In the order in which they are done."""
+"""All steps, in the order of a run."""
 
 
 def steps(only: Collection[str] | None) -> tuple[Step, ...]:
-    """Those that are needed for some rows, for all of them where none are named. Pure.
+    """Return the steps that measure some rows; all steps for None.
 
     Raises:
-        ValueError: One is no row; the message says which there are.
+        ValueError: A key is not that of a row.
     """
-    if only is not None and (unknown := sorted(set(only) - KINDS.keys())):
-        raise ValueError(f"There is no row {unknown[0]!r}. There are: {', '.join(KINDS)}.")
+    if only is not None and (unknown := sorted(set(only) - ROWS.keys())):
+        raise ValueError(f"There is no row {unknown[0]!r}. Rows: {', '.join(ROWS)}.")
     return tuple(step for step in STEPS if only is None or not set(only).isdisjoint(step.keys))
 
 
 async def measure(
-    rig: Rig, chosen: tuple[Step, ...], only: Collection[str] | None, tell: Callable[[str], None], ready: Callable[[Rig], Awaitable[None]]
+    harness: BenchHarness,
+    chosen: tuple[Step, ...],
+    only: Collection[str] | None,
+    show: Callable[[str], None],
+    ready: Callable[[BenchHarness], Awaitable[None]],
 ) -> None:
-    """Fill the rig's samples.
+    """Do steps and fill the samples of the run.
 
     Args:
-        rig: Is used.
-        chosen: What is done.
-        only: The rows that are asked for, as in :func:`steps`.
-        tell: Hears what is about to be measured.
-        ready: Waits until the service is at rest; called before each step.
+        harness: The run.
+        chosen: Steps to do.
+        only: Requested rows, as in :func:`steps`.
+        show: Called with the names of the rows before each step.
+        ready: Waits until the service is idle; called before each step.
     """
     for step in chosen:
         wanted = [key for key in step.keys if only is None or key in only]
         for key in step.keys:
-            rig.samples[key] = Samples()
-        tell(", ".join(wanted))
-        before = await rig.made_by()
-        rig.aside = {}
-        why = await _attempt(rig, step, ready)
-        after = await rig.made_by()
+            harness.samples[key] = Samples()
+        show(", ".join(wanted))
+        before = await harness.start_paths()
+        harness.excluded = {}
+        why = await _attempt(harness, step, ready)
+        after = await harness.start_paths()
         for key in step.keys:
             if key not in wanted:
-                del rig.samples[key]
+                del harness.samples[key]
                 continue
             if why is not None:
-                rig.samples[key].why = why
-                rig.samples[key].values.clear()
+                harness.samples[key].why = why
+                harness.samples[key].values.clear()
             if before is not None and after is not None:
-                rig.sources[key] = grown(rig.aside, grown(before, after))
+                harness.sources[key] = increase(harness.excluded, increase(before, after))
 
 
-async def _attempt(rig: Rig, step: Step, ready: Callable[[Rig], Awaitable[None]]) -> str | None:
-    """Do a step; why it could not be done, for a person."""
+async def _attempt(harness: BenchHarness, step: Step, ready: Callable[[BenchHarness], Awaitable[None]]) -> str | None:
+    """Do a step; return None, or the reason of its failure."""
     try:
-        async with asyncio.timeout(ROW_PATIENCE_S):
+        async with asyncio.timeout(ROW_TIMEOUT_S):
             if step.alone:
-                await rig.put_away()
-            await ready(rig)
-            await step.work(rig)
+                await harness.end_kept_sandboxes()
+            await ready(harness)
+            await step.work(harness)
     except SandlotError as error:
         return f"{error.message} {error.hint}".strip()
-    except CannotError as error:
+    except RowFailedError as error:
         return str(error)
     except TimeoutError:
-        return f"It took longer than {ROW_PATIENCE_S:.0f} s."
+        return f"The row took longer than {ROW_TIMEOUT_S:.0f} s."
     return None

@@ -1,9 +1,9 @@
-"""What a benchmark comes to: its rows, what was sampled for each, and the report for programs. Pure.
+"""Rows, samples and percentiles of a benchmark. Pure.
 
-Laws:
-- The keys of the rows are a promise: programs read them (``docs/how-to/benchmark.md``).
-- A row that could not be measured says why, and holds no figure.
-- Percentiles go towards the worse end: 95 of 100 were at least as good as ``p95_ms``, also where more is better.
+Invariants:
+- The keys of the rows are stable, because programs read them (``docs/how-to/benchmark.md``).
+- A row that could not be measured has the reason and no figures.
+- Percentiles go towards the worse end: 95 of 100 values are at least as good as ``p95_ms``, also if more is better.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = 1
-"""Raised when something in the JSON changes its meaning or goes; what is added does not count."""
+"""Version of the JSON: raised when a field changes its meaning or is removed, not when a field is added."""
 
 MS = "ms"
 MORE_IS_BETTER = frozenset({"MB/s", "1/s"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a row measures.
+class RowKind:
+    """Definition of a row.
 
     Args:
-        what: In a few words, for the table.
-        yardstick: The nearest native thing; None where there is none.
-        unit: Of all figures of the row.
+        what: Measured operation, for the table.
+        yardstick: Native operation for comparison; None for none.
+        unit: Unit of all figures of the row.
     """
 
     what: str
@@ -35,48 +35,50 @@ class Kind:
     unit: str = MS
 
 
-KINDS: Mapping[str, Kind] = {
-    "noop": Kind("a request that does nothing", "a handler of a few lines, same server, same client"),
-    "stat": Kind("files.stat('/workspace'), warm", "a handler of a few lines, same server, same client"),
-    "create_cold": Kind("create() of base where nothing was prepared", "the client's python, -c 'print(1)', on the host"),
-    "claim_run_code": Kind("create() out of a pool, and run_code('print(1)')", "the client's python, -c 'print(1)', on the host"),
-    "claim_command": Kind("create() out of a pool, and commands.run('true')", "sh -c true on the host"),
-    "tti_sequential": Kind("create(), then 'node -v': one after the other", "node -v on the host"),
-    "tti_staggered": Kind("the same, one begun every 200 ms", "node -v on the host"),
-    "tti_burst": Kind("the same, all at once", "node -v on the host, as many at once"),
-    "restore_base": Kind("create() of base with an empty pool, until code answers", "reading a file of the image's size"),
-    "restore_code": Kind("create() of code-interpreter with an empty pool, until code answers", "reading a file of the image's size"),
-    "run_code": Kind("run_code('print(1)'), warm", "exec() in a bare HTTP handler"),
-    "command": Kind("commands.run('true')", "sh -c true on the host"),
-    "kernel_new": Kind("contexts.create() and its first cell", "the client's python, -c 'print(1)', on the host"),
-    "pause_resume": Kind("pause(), resume(), and run_code('print(1)')", "SIGSTOP, SIGCONT and exec() in a bare HTTP handler"),
-    "snapshot": Kind("snapshot() of a live sandbox with pandas", "writing a file of the image's size, synced"),
-    "fork_1": Kind("fork() of a live sandbox with pandas, until the child answers", "writing a file of the image's size, and reading it"),
-    "fork_10": Kind("fork(10) of the same, until all answer", "writing a file of the image's size, and reading it ten times"),
-    "fork_parent_stop": Kind("how long the parent of a fork stands still, seen from its inside", "the same without a fork"),
-    "hibernate": Kind("hibernate() of a base sandbox", "writing a file of the image's size, synced"),
-    "wake": Kind("wake() of the same, until code answers", "reading a file of the image's size"),
-    "install_pandas": Kind("install('pandas') into base", "uv on the host, without its cache, into a fresh environment"),
-    "upload_mb_s": Kind("a file into a sandbox", "into a file of the host, by a bare HTTP handler", "MB/s"),
-    "download_mb_s": Kind("the same file back", "out of a file of the host, by a bare HTTP handler", "MB/s"),
-    "creates_per_s": Kind("sandboxes made and removed, by four clients", "the client's python, -c 'print(1)', on the host, four at a time", "1/s"),
-    "idle_mib_base": Kind("memory of an idle sandbox of base", "of an idle python3 on the host", "MiB"),
-    "idle_mib_code": Kind("memory of an idle sandbox of code-interpreter", "of an idle python3 on the host", "MiB"),
-    "idle_cpu_pct": Kind("of one core, by a paused sandbox", "by an idle python3 on the host", "%"),
+ROWS: Mapping[str, RowKind] = {
+    "noop": RowKind("a request that does nothing", "a handler of a few lines, same server, same client"),
+    "stat": RowKind("files.stat('/workspace'), warm", "a handler of a few lines, same server, same client"),
+    "create_cold": RowKind("create() of base that boots", "the client's python, -c 'print(1)', on the host"),
+    "claim_run_code": RowKind("create() from a pool, and run_code('print(1)')", "the client's python, -c 'print(1)', on the host"),
+    "claim_command": RowKind("create() from a pool, and commands.run('true')", "sh -c true on the host"),
+    "tti_sequential": RowKind("create(), then 'node -v': one after the other", "node -v on the host"),
+    "tti_staggered": RowKind("the same, one started every 200 ms", "node -v on the host"),
+    "tti_burst": RowKind("the same, all at once", "node -v on the host, as many at once"),
+    "restore_base": RowKind("create() of base with an empty pool, until code has run", "reading a file of the image's size"),
+    "restore_code": RowKind("create() of code-interpreter with an empty pool, until code has run", "reading a file of the image's size"),
+    "run_code": RowKind("run_code('print(1)'), warm", "exec() in a bare HTTP handler"),
+    "command": RowKind("commands.run('true')", "sh -c true on the host"),
+    "kernel_new": RowKind("contexts.create() and its first code", "the client's python, -c 'print(1)', on the host"),
+    "pause_resume": RowKind("pause(), resume(), and run_code('print(1)')", "SIGSTOP, SIGCONT and exec() in a bare HTTP handler"),
+    "snapshot": RowKind("snapshot() of a live sandbox with pandas", "writing a file of the image's size, synced"),
+    "fork_1": RowKind("fork() of a live sandbox with pandas, until the fork has run code", "writing a file of the image's size, and reading it"),
+    "fork_10": RowKind("fork(10) of the same, until all have run code", "writing a file of the image's size, and reading it ten times"),
+    "fork_parent_stop": RowKind("longest pause of the parent during fork(), measured inside", "the same without a fork"),
+    "hibernate": RowKind("hibernate() of a base sandbox", "writing a file of the image's size, synced"),
+    "wake": RowKind("resume() of the same, until code has run", "reading a file of the image's size"),
+    "install_pandas": RowKind("install('pandas') into base", "uv on the host, without its cache, into a fresh environment"),
+    "upload_mb_s": RowKind("upload of a file into a sandbox", "upload to a bare HTTP handler", "MB/s"),
+    "download_mb_s": RowKind("download of the same file", "download from a bare HTTP handler", "MB/s"),
+    "creates_per_s": RowKind(
+        "sandboxes created and ended, by four clients", "the client's python, -c 'print(1)', on the host, four at a time", "1/s"
+    ),
+    "idle_mib_base": RowKind("memory of an idle sandbox of base", "memory of an idle python3 on the host", "MiB"),
+    "idle_mib_code": RowKind("memory of an idle sandbox of code-interpreter", "memory of an idle python3 on the host", "MiB"),
+    "idle_cpu_pct": RowKind("CPU time of a paused sandbox, of one core", "CPU time of an idle python3 on the host", "%"),
 }
-"""Every row, in the order in which they are told."""
+"""All rows by key, in the order of the table."""
 
 
 @dataclass(slots=True)
 class Samples:
-    """What was sampled for one row.
+    """Samples of one row.
 
     Args:
-        values: Of the thing itself.
-        native: Of its yardstick, taken in turn with them.
-        parts: Of parts and variants of the thing, by name.
-        why: Why there are none.
-        failed: How many attempts failed.
+        values: Values of the measured operation.
+        native: Values of the native operation, measured in alternation.
+        parts: Values of parts and variants by name.
+        why: Reason if there are no values.
+        failed: Number of failed attempts.
     """
 
     values: list[float] = field(default_factory=list)
@@ -87,11 +89,11 @@ class Samples:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which that share of them lies, on the line between the two nearest.
+    """Return a percentile, interpolated between the two nearest values.
 
     Args:
-        values: At least one.
-        percent: From 0 to 100.
+        values: At least one value.
+        percent: 0 to 100.
     """
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
@@ -100,8 +102,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def told(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """The figures of a series: ``p50_ms``, ``p95_ms``, ``p99_ms`` and ``n``; None where there are no values."""
+def percentiles(values: Sequence[float], unit: str) -> dict[str, Any]:
+    """Return ``p50_ms``, ``p95_ms`` and ``p99_ms``, None without values, and the number of values ``n``."""
     more = unit in MORE_IS_BETTER
     named = {
         f"p{percent}_ms": rounded(percentile(values, 100 - percent if more and percent != 50 else percent)) if values else None  # noqa: PLR2004
@@ -111,32 +113,32 @@ def told(values: Sequence[float], unit: str) -> dict[str, Any]:
 
 
 def row(key: str, samples: Samples) -> dict[str, Any]:
-    """A row of the report.
+    """Return a row of the report.
 
     Args:
-        key: One of :data:`KINDS`.
-        samples: What was sampled.
+        key: Key of the row.
+        samples: Samples of the row.
     """
-    kind = KINDS[key]
-    figures = told(samples.values, kind.unit)
+    kind = ROWS[key]
+    figures = percentiles(samples.values, kind.unit)
     beside = rounded(percentile(samples.native, 50)) if samples.native else None
     made: dict[str, Any] = {**figures, "yardstick_ms": beside, "unit": kind.unit, "what": kind.what, "yardstick": kind.yardstick}
     if samples.parts:
-        made["parts"] = {name: told(values, kind.unit) for name, values in sorted(samples.parts.items()) if values}
+        made["parts"] = {name: percentiles(values, kind.unit) for name, values in sorted(samples.parts.items()) if values}
     if samples.failed:
         made["failed"] = samples.failed
     if not samples.values:
-        made["why"] = samples.why or "It was not measured."
+        made["why"] = samples.why or "The row was not measured."
     return made
 
 
 def rows(samples: Mapping[str, Samples]) -> dict[str, dict[str, Any]]:
-    """All rows that there are samples for, in the order of :data:`KINDS`."""
-    return {key: row(key, samples[key]) for key in KINDS if key in samples}
+    """Return all rows with samples, in the order of :data:`ROWS`."""
+    return {key: row(key, samples[key]) for key in ROWS if key in samples}
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> Iterable[list[str]]:
-    """The rows for a person, each a line of cells; those that could not be measured say why in the last one."""
+    """Yield the cells of the table; the last cell of a row that was not measured has the reason."""
     for key, each in found.items():
         if each["n"]:
             beside = each["yardstick_ms"]
@@ -148,11 +150,11 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> Iterable[list[str]]:
             yield [f"  {name}", each["unit"], *(_short(part[f"p{percent}_ms"]) for percent in (50, 95, 99)), str(part["n"]), "-", "-", ""]
 
 
-HEADS = ("ROW", "UNIT", "P50", "P95", "P99", "N", "YARDSTICK", "RATIO", "WHAT")
+COLUMNS = ("ROW", "UNIT", "P50", "P95", "P99", "N", "YARDSTICK", "RATIO", "WHAT")
 
 
 def rounded(value: float) -> float:
-    """Four digits: more were noise."""
+    """Round to four digits; more would be noise."""
     return float(f"{value:.4g}")
 
 
@@ -161,5 +163,5 @@ def _short(value: float | None) -> str:
 
 
 def _ratio(value: float, beside: float, unit: str) -> str:
-    """Above 1 is worse than the native thing."""
+    """Return the ratio to the native operation; above 1 is worse."""
     return f"{(beside / value if unit in MORE_IS_BETTER else value / beside):.3g}"

@@ -1,4 +1,4 @@
-"""Rows of sandboxes that rest, are kept, and come of one another."""
+"""Rows of pause, hibernation, snapshots and forks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from sandlot.cli.bench import pools
-from sandlot.cli.bench.harness import BASE, CODE, PRINT, CannotError, Rig, done, good
+from sandlot.cli.bench.harness import BASE, CODE, PRINT, BenchHarness, RowFailedError, expect_ok, expect_success
 from sandlot.sdk import AsyncSandbox, SandlotError
 
 PANDAS = "import numpy, pandas; frame = pandas.DataFrame({'a': range(1000)}); print(1)"
 CROWD = 10
 WINDOW_S = 0.5
-"""How long a parent is watched without a fork, for comparison."""
+"""Seconds during which a parent is watched without a fork, for comparison."""
 
 LATE_S = 0.2
-"""How long after a fork its parent is still watched."""
+"""Seconds during which a parent is watched after a fork."""
 
 WATCH = """\
 import select, sys, time
@@ -34,50 +34,50 @@ while True:
         print(most * 1000, flush=True)
         most = 0.0
 """
-"""Tells, for each line that it reads, the longest time in milliseconds that it stood still since the line before. By the clock on the wall, because
-the monotonic one may stand still as well (time_namespaces(7), and the like of it in gVisor)."""
+"""Prints, for each line of input, the longest time in milliseconds that the process did not run since the last line. It uses the wall clock, because
+the monotonic clock may stop as well (time_namespaces(7), and its counterpart in gVisor)."""
 
 
-async def pause_resume(rig: Rig) -> None:
-    """Freeze, thaw, and an answer; each of the three is a part as well."""
-    box = await rig.warm(CODE)
-    for _ in range(rig.times(50, 5)):
-        await rig.native("pause_resume", rig.natives.stop_and_go)
-        with rig.clock("pause_resume"):
-            with rig.clock("pause_resume", part="pause"):
-                await box.pause()
-            with rig.clock("pause_resume", part="resume"):
-                await box.resume()
-            with rig.clock("pause_resume", part="answer"):
-                run = await box.run_code(PRINT)
-        good(run)
+async def pause_resume(harness: BenchHarness) -> None:
+    """Measure pause, resume and the first code; each of the three is a part."""
+    sandbox = await harness.kept_sandbox(CODE)
+    for _ in range(harness.times(50, 5)):
+        await harness.native("pause_resume", harness.baselines.stop_and_go)
+        with harness.timed("pause_resume"):
+            with harness.timed("pause_resume", part="pause"):
+                await sandbox.pause()
+            with harness.timed("pause_resume", part="resume"):
+                await sandbox.resume()
+            with harness.timed("pause_resume", part="answer"):
+                run = await sandbox.run_code(PRINT)
+        expect_ok(run)
 
 
-async def snapshot(rig: Rig) -> None:
-    """A memory snapshot of a sandbox that goes on."""
-    async with _live(rig) as box:
-        size = await rig.image_bytes("pandas", box)
-        for _ in range(rig.times(10)):
-            await rig.native("snapshot", partial(rig.natives.write, size, synced=True))
-            with rig.clock("snapshot"):
-                taken = await rig.snapshot(box)
-            await rig.forget(taken)
+async def snapshot(harness: BenchHarness) -> None:
+    """Measure a memory snapshot of a running sandbox."""
+    async with _live(harness) as sandbox:
+        size = await harness.image_bytes("pandas", sandbox)
+        for _ in range(harness.times(10)):
+            await harness.native("snapshot", partial(harness.baselines.write, size, synced=True))
+            with harness.timed("snapshot"):
+                taken = await harness.snapshot(sandbox)
+            await harness.delete_snapshot(taken)
 
 
-async def fork_1(rig: Rig) -> None:
-    """One child, which answers with what its parent had; ``fork`` is the call alone."""
-    await _forks(rig, "fork_1", 1, rig.times(15))
+async def fork_1(harness: BenchHarness) -> None:
+    """Measure a fork until it has run code with its parent's data; part ``fork``: the call alone."""
+    await _forks(harness, "fork_1", 1, harness.times(15))
 
 
-async def fork_10(rig: Rig) -> None:
-    """Ten children, until all have answered."""
-    await _forks(rig, "fork_10", CROWD, rig.times(5, 1))
+async def fork_10(harness: BenchHarness) -> None:
+    """Measure ten forks until all have run code."""
+    await _forks(harness, "fork_10", CROWD, harness.times(5, 1))
 
 
-async def fork_parent_stop(rig: Rig) -> None:
-    """The longest time that a process of the parent did not run during a fork, by the clock on the wall as it sees it."""
-    async with _live(rig) as box:
-        watcher = await box.commands.run(["python3", "-c", WATCH], stdin=True, background=True)
+async def fork_parent_stop(harness: BenchHarness) -> None:
+    """Measure the longest time that a process of the parent did not run during a fork, by the wall clock inside."""
+    async with _live(harness) as sandbox:
+        watcher = await sandbox.commands.run(["python3", "-c", WATCH], stdin=True, background=True)
         pieces = watcher.output()
 
         async def longest_ms() -> float:
@@ -89,86 +89,86 @@ async def fork_parent_stop(rig: Rig) -> None:
 
         try:
             await longest_ms()
-            for _ in range(rig.times(15)):
+            for _ in range(harness.times(15)):
                 await asyncio.sleep(WINDOW_S)
-                rig.add_native("fork_parent_stop", await longest_ms())
-                children = await box.fork()
+                harness.add_native("fork_parent_stop", await longest_ms())
+                children = await sandbox.fork()
                 await asyncio.sleep(LATE_S)
-                rig.add("fork_parent_stop", await longest_ms())
-                await rig.kill(*children)
+                harness.add("fork_parent_stop", await longest_ms())
+                await harness.kill(*children)
         finally:
             await pieces.aclose()
 
 
-async def hibernate(rig: Rig) -> None:
-    """To the disk and back; ``code`` is of code-interpreter with its kernel, ``call`` of a wake the call without the answer.
+async def hibernate(harness: BenchHarness) -> None:
+    """Measure hibernation and resumption; part ``code``: of code-interpreter with its kernel; part ``call``: the resume call alone.
 
-    ``blank`` is of base where a blank waits for it; for code-interpreter one waits by default.
+    Part ``prepared``: of base while a prepared sandbox waits; for code-interpreter, one waits by default.
     """
     for template, part in ((BASE, None), (CODE, "code")):
-        box = await rig.create(template)
-        good(await box.run_code("kept = 1"))
-        size = await rig.image_bytes(template, box)
-        for _ in range(rig.times(10)):
+        sandbox = await harness.create(template)
+        expect_ok(await sandbox.run_code("kept = 1"))
+        size = await harness.image_bytes(template, sandbox)
+        for _ in range(harness.times(10)):
             if part is None:
-                await rig.native("hibernate", partial(rig.natives.write, size, synced=True))
-                await rig.native("wake", partial(rig.natives.read, size))
-            await _sleeps_and_wakes(rig, box, part)
-        if part is None and await rig.can("snapshot"):
-            with suppress(SandlotError):  # pools are the operator's
-                async with pools.drained(rig, template) as pool:
-                    for _ in range(rig.times(10)):
-                        await pool.blank(1)
-                        await _sleeps_and_wakes(rig, box, "blank")
-        await rig.kill(box)
+                await harness.native("hibernate", partial(harness.baselines.write, size, synced=True))
+                await harness.native("wake", partial(harness.baselines.read, size))
+            await _hibernate_and_resume(harness, sandbox, part)
+        if part is None and await harness.has_capability("snapshot"):
+            with suppress(SandlotError):  # only operators have prepared sandboxes
+                async with pools.empty_pool(harness, template) as pool:
+                    for _ in range(harness.times(10)):
+                        await pool.set_prepared(1)
+                        await _hibernate_and_resume(harness, sandbox, "prepared")
+        await harness.kill(sandbox)
 
 
-async def _sleeps_and_wakes(rig: Rig, box: AsyncSandbox, part: str | None) -> None:
-    with rig.clock("hibernate", part=part):
-        await box.hibernate()
-    await pools.settled(rig)
-    with rig.clock("wake", part=part):
-        with rig.clock("wake", part="call" if part is None else f"{part}, call"):
-            await box.resume()
-        run = await box.run_code("print(kept)")
-    if good(run).stdout != "1\n":
-        raise CannotError(f"A sandbox woke without its state: {run.stdout!r}")
+async def _hibernate_and_resume(harness: BenchHarness, sandbox: AsyncSandbox, part: str | None) -> None:
+    with harness.timed("hibernate", part=part):
+        await sandbox.hibernate()
+    await pools.wait_until_idle(harness)
+    with harness.timed("wake", part=part):
+        with harness.timed("wake", part="call" if part is None else f"{part}, call"):
+            await sandbox.resume()
+        run = await sandbox.run_code("print(kept)")
+    if expect_ok(run).stdout != "1\n":
+        raise RowFailedError(f"A resumed sandbox has lost its state: {run.stdout!r}")
 
 
-async def _forks(rig: Rig, key: str, count: int, times: int) -> None:
-    async with _live(rig) as box:
-        size = await rig.image_bytes("pandas", box)
+async def _forks(harness: BenchHarness, key: str, count: int, times: int) -> None:
+    async with _live(harness) as sandbox:
+        size = await harness.image_bytes("pandas", sandbox)
 
         async def copied() -> None:
-            await rig.natives.write(size, synced=False)
-            await rig.natives.read(size, count)
+            await harness.baselines.write(size, synced=False)
+            await harness.baselines.read(size, count)
 
         async def answers(child: AsyncSandbox) -> None:
-            if good(await child.run_code("print(len(frame))")).stdout != "1000\n":
-                raise CannotError("A child has not what its parent had.")
+            if expect_ok(await child.run_code("print(len(frame))")).stdout != "1000\n":
+                raise RowFailedError("A fork does not have its parent's data.")
 
         for _ in range(times):
-            await rig.native(key, copied)
-            await pools.settled(rig)
+            await harness.native(key, copied)
+            await pools.wait_until_idle(harness)
             children: Sequence[AsyncSandbox] = ()
             try:
-                with rig.clock(key):
-                    with rig.clock(key, part="fork"):
-                        children = await box.fork(count)
+                with harness.timed(key):
+                    with harness.timed(key, part="fork"):
+                        children = await sandbox.fork(count)
                     began_s = time.perf_counter()
                     await asyncio.gather(*(answers(child) for child in children))
-                    rig.add(key, (time.perf_counter() - began_s) * 1000, part="answers")
+                    harness.add(key, (time.perf_counter() - began_s) * 1000, part="answers")
             finally:
-                await rig.kill(*children)
+                await harness.kill(*children)
 
 
 @asynccontextmanager
-async def _live(rig: Rig) -> AsyncIterator[AsyncSandbox]:
-    """A sandbox of code-interpreter that has pandas imported and data in it."""
-    box = await rig.create(CODE)
+async def _live(harness: BenchHarness) -> AsyncIterator[AsyncSandbox]:
+    """Have a sandbox with pandas and data in its kernel while the body runs."""
+    sandbox = await harness.create(CODE)
     try:
-        good(await box.run_code(PANDAS))
-        done(await box.commands.run("true"))
-        yield box
+        expect_ok(await sandbox.run_code(PANDAS))
+        expect_success(await sandbox.commands.run("true"))
+        yield sandbox
     finally:
-        await rig.kill(box)
+        await harness.kill(sandbox)

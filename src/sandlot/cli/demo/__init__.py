@@ -1,1 +1,1 @@
-"""``sandlot demo``: an agent's analysis, end to end; ``analyst`` is the agent."""
+"""The demo of ``sandlot demo``; ``scripted_agent`` stands in for a model."""

@@ -1,4 +1,4 @@
-"""``sandlot demo``: an agent's code analyses real data in a sandbox, stumbles, and mends itself; the result is checked."""
+"""``sandlot demo``: an agent's code analyzes data in a sandbox, fails once and is corrected; the result is checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sandlot.cli.demo.scripted_agent import Answer
+    from sandlot.cli.demo.scripted_agent import Reply
     from sandlot.sdk import Execution, Sandbox
 
 MAX_TURNS = 6
@@ -26,11 +26,11 @@ SANDBOX_TIMEOUT_S = 300.0
 
 
 class DemoError(Exception):
-    """A step did not come to what it has to."""
+    """A step did not have the expected result."""
 
 
-class Stage:
-    """Where the demo plays: the console, and how long each step took."""
+class DemoConsole:
+    """The console, and the durations of the steps."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -38,7 +38,7 @@ class Stage:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """One timed step under a heading."""
+        """Show a heading, run a step, and show its duration."""
         from rich.rule import Rule
 
         self.console.print()
@@ -49,8 +49,8 @@ class Stage:
         self.times.append((title, seconds))
         self.console.print(f"[dim]{seconds:.2f} s[/]", justify="right")
 
-    def show(self, label: str, content: Any, style: str = "dim") -> None:  # noqa: ANN401 - whatever rich can draw
-        """Something in a frame."""
+    def show(self, label: str, content: Any, style: str = "dim") -> None:  # noqa: ANN401 - any renderable of rich
+        """Show content in a frame."""
         from rich.panel import Panel
 
         self.console.print(Panel(content, title=label, title_align="left", border_style=style))
@@ -59,69 +59,71 @@ class Stage:
 def demo(
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the chart goes. (default: demo.png in the state directory)")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File of the chart. (default: demo.png in the data directory)")
     ] = None,
 ) -> None:
-    """Watch an agent's code analyse real data in a sandbox, from a wrong first attempt to a chart.
+    """Run a scripted agent that analyzes data and draws a chart.
 
-    A script stands in for the model. The figures are checked against the same computation done here. The last line of standard output is the
-    chart's path.
+    The agent's first attempt fails, and the agent corrects it. The results are compared with the same computation on this machine. The last line of
+    standard output is the path of the chart.
     """
     from rich.console import Console
 
     console = Console()
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     try:
-        target = _play(Stage(console), output)
+        target = _play(DemoConsole(console), output)
     except (DemoError, ValueError) as error:
         console.print(f"\n[bold red]The demo failed:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     typer.echo(target)
 
 
-def _play(stage: Stage, output: Path | None) -> Path:
-    """All of it; where the chart is."""
+def _play(screen: DemoConsole, output: Path | None) -> Path:
+    """Run all steps, and return the path of the chart."""
     from rich.panel import Panel
 
     from sandlot.cli.demo import scripted_agent
     from sandlot.cli.progress import announce_build
     from sandlot.sdk import Client, Sandbox
 
-    stage.console.print(Panel(f"[bold]Sandlot demo[/]\nThe agent's task: {scripted_agent.TASK}", border_style="cyan"))
+    screen.console.print(Panel(f"[bold]Sandlot demo[/]\nThe agent's task: {scripted_agent.TASK}", border_style="cyan"))
     with tempfile.TemporaryDirectory(prefix="sandlot-demo-") as folder, Client() as client:
         data = Path(folder, "wine.csv")
-        with stage.step("A sandbox is made"):
+        with screen.step("Create a sandbox"):
             announce_build(client.templates.list(), None)
             sandbox = Sandbox.create(timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
             info = sandbox.info()
             network = "" if info.network is None else f", network: {info.network.mode}"
-            stage.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}{network}", highlight=False)
+            screen.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}{network}", highlight=False)
         with sandbox:
-            with stage.step("The data: out of the image, then uploaded as a user would"):
+            with screen.step("Get the data and upload it"):
                 rows = _fetch_data(sandbox, data)
                 sandbox.files.upload(data, scripted_agent.DATA)
-                stage.console.print(f"{data.name}: {rows} wines, {len(scripted_agent.COLUMNS)} columns, {data.stat().st_size} bytes", highlight=False)
-            found = _converse(stage, sandbox)
-            with stage.step("The chart comes out, and the figures are checked here"):
+                screen.console.print(
+                    f"{data.name}: {rows} wines, {len(scripted_agent.COLUMNS)} columns, {data.stat().st_size} bytes", highlight=False
+                )
+            found = _converse(screen, sandbox)
+            with screen.step("Download the chart and check the results"):
                 content = sandbox.files.read(scripted_agent.CHART, "bytes")
                 width, height = scripted_agent.png_size(content)
-                _check(stage, found, scripted_agent.figures_of(data))
-                target = _place(output, client.target.local)
+                _check(screen, found, scripted_agent.expected_results(data))
+                target = _target(output, client.target.local)
                 target.write_bytes(content)
-                stage.console.print(f"chart: {width} x {height} pixels, {len(content)} bytes", highlight=False)
-    _show_times(stage)
+                screen.console.print(f"chart: {width} x {height} pixels, {len(content)} bytes", highlight=False)
+    _show_times(screen)
     return target
 
 
-def _place(output: Path | None, state: Path | None) -> Path:
-    """Where the chart goes: where it was asked for, beside the local service's state, or here, where the service is elsewhere."""
+def _target(output: Path | None, state: Path | None) -> Path:
+    """Return the path of the chart: ``output``, or a file in the data directory of the local service, or in the current directory."""
     target = (output or (state or Path.cwd()) / DEFAULT_NAME).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def _fetch_data(sandbox: Sandbox, data: Path) -> int:
-    """Copy scikit-learn's wine data out of the image, give its columns their names, and say how many wines there are."""
+    """Copy scikit-learn's wine data out of the image, add names of columns, and return the number of rows."""
     from sandlot.cli.demo import scripted_agent
 
     located = sandbox.run_code(scripted_agent.LOCATE)
@@ -133,79 +135,83 @@ def _fetch_data(sandbox: Sandbox, data: Path) -> int:
     return len(table) - 1
 
 
-def _converse(stage: Stage, sandbox: Sandbox) -> dict[str, Any]:
-    """The agent's loop: its code runs, what came of it goes back, until it is done. Gives the figures that it printed."""
+def _converse(screen: DemoConsole, sandbox: Sandbox) -> dict[str, Any]:
+    """Run the agent's code and return its output to the agent, until the agent has finished. Return the printed results."""
     from sandlot.cli.demo import scripted_agent
 
     history: list[scripted_agent.Outcome] = []
     found: dict[str, Any] = {}
     failures = 0
     for _ in range(MAX_TURNS):
-        reply = scripted_agent.answer(history)
+        reply = scripted_agent.next_reply(history)
         if reply.code is None:
-            stage.console.print(f"\n[bold]agent:[/] {reply.text}", highlight=False)
+            screen.console.print(f"\n[bold]agent:[/] {reply.text}", highlight=False)
             break
         title = (
-            "The agent's first attempt" if not history else "The agent reads the error and mends it" if history[-1].traceback else "The agent draws"
+            "The agent's first attempt"
+            if not history
+            else "The agent reads the error and corrects its code"
+            if history[-1].traceback
+            else "The agent draws"
         )
-        with stage.step(title):
-            execution = _turn(stage, sandbox, reply)
+        with screen.step(title):
+            execution = _turn(screen, sandbox, reply)
         failures += execution.error is not None
         history.append(scripted_agent.Outcome(execution.stdout, "" if execution.error is None else str(execution.error)))
         if execution.stdout.startswith("{"):
             found = json.loads(execution.stdout)
     if failures != 1 or not found:
-        raise DemoError(f"The loop should raise once and then succeed; it raised {failures} times and found {found or 'nothing'}.")
+        raise DemoError(f"The code should fail once and then succeed; it failed {failures} times and printed {found or 'nothing'}.")
     return found
 
 
-def _turn(stage: Stage, sandbox: Sandbox, reply: Answer) -> Execution:
+def _turn(screen: DemoConsole, sandbox: Sandbox, reply: Reply) -> Execution:
     from rich.syntax import Syntax
 
-    stage.console.print(f"[bold]agent:[/] {reply.text}", highlight=False)
-    stage.show("code", Syntax((reply.code or "").rstrip(), "python", theme="ansi_dark", background_color="default", word_wrap=True))
+    screen.console.print(f"[bold]agent:[/] {reply.text}", highlight=False)
+    screen.show("code", Syntax((reply.code or "").rstrip(), "python", theme="ansi_dark", background_color="default", word_wrap=True))
     execution = sandbox.run_code(reply.code or "")
     if not execution.ok and execution.error is None:
         raise DemoError(f"The code ended with {execution.status}: {execution.stderr}")
-    _show_outcome(stage, execution)
+    _show_outcome(screen, execution)
     return execution
 
 
-def _show_outcome(stage: Stage, execution: Execution) -> None:
+def _show_outcome(screen: DemoConsole, execution: Execution) -> None:
     from rich.text import Text
 
     if execution.stdout:
-        stage.show("stdout", Text(execution.stdout.rstrip()))
+        screen.show("stdout", Text(execution.stdout.rstrip()))
     if execution.error is not None:
-        stage.show("traceback, back to the agent", Text("\n".join(str(execution.error).splitlines()[-6:])), "red")
+        screen.show("traceback, back to the agent", Text("\n".join(str(execution.error).splitlines()[-6:])), "red")
     if not execution.stdout and execution.error is None:
-        stage.console.print("[dim]it ran without a word[/]")
+        screen.console.print("[dim]no output[/]")
 
 
-def _check(stage: Stage, found: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check(screen: DemoConsole, found: dict[str, Any], expected: dict[str, Any]) -> None:
     from rich.table import Table
 
     from sandlot.cli.demo import scripted_agent
 
-    table = Table("figure", "in the sandbox", "on this machine", "", box=None, padding=(0, 2, 0, 0))
+    table = Table("result", "in the sandbox", "on this machine", "", box=None, padding=(0, 2, 0, 0))
     for name in dict.fromkeys([*expected, *found]):
         same = name in found and name in expected and scripted_agent.agree(found[name], expected[name])
         table.add_row(name, _figure(found.get(name)), _figure(expected.get(name)), "[green]same[/]" if same else "[bold red]DIFFERENT[/]")
-    stage.console.print(table)
+    screen.console.print(table)
     if wrong := scripted_agent.differences(found, expected):
-        raise DemoError(f"The sandbox's figures are not those computed here: {', '.join(wrong)}.")
+        raise DemoError(f"The results of the sandbox and of this machine differ: {', '.join(wrong)}.")
 
 
-def _show_times(stage: Stage) -> None:
+def _show_times(screen: DemoConsole) -> None:
     from rich.table import Table
 
     table = Table("step", box=None, padding=(0, 2, 0, 0))
     table.add_column("seconds", justify="right")
-    for title, seconds in stage.times:
+    for title, seconds in screen.times:
         table.add_row(title, f"{seconds:.2f}")
-    table.add_row("[bold]all of it[/]", f"[bold]{sum(seconds for _, seconds in stage.times):.2f}[/]")
-    stage.console.print()
-    stage.console.print(table)
+    table.add_row("[bold]all steps[/]", f"[bold]{sum(seconds for _, seconds in screen.times):.2f}[/]")
+    screen.console.print()
+    screen.console.print(table)
 
 
 def _figure(value: object) -> str:

@@ -1,7 +1,7 @@
-"""The demo's analyst: a scripted stand-in for a model, its task, and the same figures computed without it.
+"""The agent of the demo: a script in place of a model, its task, and the same results computed without a sandbox.
 
-The stand-in answers like a model behind a tool call: code in, what came of it back, the next code out. It knows its script, but it reads what it
-is told: which column to use instead of the one that does not exist is taken out of the sandbox's answer.
+The agent works like a model with a tool: it returns code, gets the output, and returns the next code. The code is prepared, but the agent reads the
+output: it finds the right column in the output of its failed attempt.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TASK = "wine.csv has chemical measurements of 178 wines from three cultivars. Which one tells the cultivars apart best? Draw it."
+TASK = "wine.csv has chemical measurements of 178 wines from three cultivars. Which one separates the cultivars best? Draw a chart."
 DATA = "/workspace/wine.csv"
 CHART = "/output/wine.png"
 
 RAW_DATA = "sklearn/datasets/data/wine_data.csv"
-"""UCI's wine data as scikit-learn ships it: a line with counts and class names, then measurements and the class, without names of columns."""
+"""UCI's wine data in scikit-learn: a line with counts and class names, then measurements and classes, without names of columns."""
 COLUMNS = (
     "alcohol",
     "malic_acid",
@@ -38,7 +38,7 @@ COLUMNS = (
     "proline",
     "cultivar",
 )
-"""The names of its columns, from sklearn.datasets.load_wine."""
+"""Names of the columns, from sklearn.datasets.load_wine."""
 
 LOCATE = """\
 from importlib.util import find_spec
@@ -94,8 +94,8 @@ figure.savefig("/output/wine.png", dpi=120)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the analyst says: a sentence, and code to run, or None when it is done."""
+class Reply:
+    """A message of the agent: a sentence, and code to run; None if the agent has finished."""
 
     text: str
     code: str | None = None
@@ -103,44 +103,42 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What it is told: what the code printed, and the traceback if it raised."""
+    """Outcome of code: its output, and its traceback if it raised."""
 
     stdout: str
     traceback: str = ""
 
 
-def answer(history: Sequence[Outcome]) -> Answer:
-    """The analyst's next message.
+def next_reply(history: Sequence[Outcome]) -> Reply:
+    """Return the agent's next message.
 
     Args:
-        history: What came of its code so far.
+        history: Outcomes of its code so far.
 
     Raises:
-        ValueError: The last outcome is nothing that the script has an answer to.
+        ValueError: The script has no reply to the last outcome.
     """
     if not history:
-        return Answer("I read the file and group the wines by their class.", ATTEMPT)
-    told = history[-1]
-    if missing := re.search(r"KeyError: '([^']+)'", told.traceback):
-        column = _column_of_the_task(told.stdout)
-        return Answer(
-            f"There is no column {missing[1]!r}; the cultivar is in {column!r}. The table is still in memory.", REPAIR.format(column=column)
-        )
-    if told.traceback:
-        raise ValueError(told.traceback.splitlines()[-1])
-    if told.stdout.startswith("{"):
-        best = json.loads(told.stdout)["best"]
-        return Answer(f"It is {best}. I draw it.", DRAW)
-    return Answer("Done: the chart is in /output.")
+        return Reply("I read the file and group the wines by class.", ATTEMPT)
+    last = history[-1]
+    if missing := re.search(r"KeyError: '([^']+)'", last.traceback):
+        column = _column_of_the_task(last.stdout)
+        return Reply(f"There is no column {missing[1]!r}; the cultivar is in {column!r}. The table is still in memory.", REPAIR.format(column=column))
+    if last.traceback:
+        raise ValueError(last.traceback.splitlines()[-1])
+    if last.stdout.startswith("{"):
+        best = json.loads(last.stdout)["best"]
+        return Reply(f"It is {best}. I draw a chart.", DRAW)
+    return Reply("Done: the chart is in /output.")
 
 
 def table_of(raw: str) -> list[list[str]]:
-    """The data as a table with names of columns, from the file that scikit-learn ships."""
+    """Return scikit-learn's file as a table with names of columns."""
     return [list(COLUMNS), *csv.reader(raw.splitlines()[1:])]
 
 
-def figures_of(path: Path) -> dict[str, Any]:
-    """The figures that the analyst should come to, computed with the standard library from the same file."""
+def expected_results(path: Path) -> dict[str, Any]:
+    """Return the results that the agent should print, computed with the standard library from the same file."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     cultivars = sorted({row["cultivar"] for row in rows})
@@ -161,39 +159,39 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def agree(one: object, other: object) -> bool:
-    """Whether two figures are the same: equal, or floats that differ by rounding only."""
+    """Return True if two values are equal, or floats that differ only by rounding."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
     return one == other
 
 
 def differences(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """The names of the figures that do not agree, or that only one side has."""
+    """Return the names of values that do not agree, or that only one side has."""
     return [name for name in dict.fromkeys([*one, *other]) if name not in one or name not in other or not agree(one[name], other[name])]
 
 
 def png_size(content: bytes) -> tuple[int, int]:
-    """Width and height of a PNG in pixels (PNG specification, 5.2 and 11.2.2).
+    """Return width and height of a PNG in pixels (PNG specification, 5.2 and 11.2.2).
 
     Raises:
-        ValueError: It is no PNG.
+        ValueError: The content is not a PNG.
     """
     if not content.startswith(b"\x89PNG\r\n\x1a\n") or content[12:16] != b"IHDR" or not content.rstrip().endswith(b"IEND\xaeB`\x82"):
-        raise ValueError("The chart is no complete PNG.")
+        raise ValueError("The chart is not a complete PNG.")
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
 def _column_of_the_task(stdout: str) -> str:
-    """The column that the task speaks of, out of those that the code printed."""
+    """Return the printed column that occurs in the task."""
     columns: list[str] = re.findall(r"'([^']+)'", stdout)
     for column in columns:
         if column in TASK:
             return column
-    raise ValueError("None of the columns fits the task.")
+    raise ValueError("No column occurs in the task.")
 
 
 def _f_ratio(groups: Iterable[Sequence[float]]) -> float:
-    """F of a one-way analysis of variance: the variance between the groups over that within them."""
+    """Return F of a one-way analysis of variance: the variance between the groups divided by the variance within them."""
     parts = list(groups)
     count = sum(len(part) for part in parts)
     total = math.fsum(value for part in parts for value in part) / count

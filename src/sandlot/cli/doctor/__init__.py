@@ -1,1 +1,1 @@
-"""``sandlot doctor``: what it looks at, and how it tells."""
+"""The checks of ``sandlot doctor`` and their report."""

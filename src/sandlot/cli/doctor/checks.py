@@ -1,10 +1,10 @@
-"""All that ``sandlot doctor`` looks at: the machine's parts (``host/checks``), every driver, the images and the service, side by side.
+"""The checks of ``sandlot doctor``: parts of the machine (``host/checks``), drivers, images and the service, in parallel.
 
-Laws:
-- Every look that could wait for something is a process of its own with a deadline; so the whole takes no longer than the slowest of them may.
-- What decides is done for real: the driver of the default isolation has booted a sandbox in the state directory. The parts explain; one that
-  looks bad while that driver works is told, and does not decide.
-- Nothing is left behind, also by a doctor that was killed: the next one sweeps what carries its node's id.
+Invariants:
+- Each check that could block is a process with a deadline, so that the whole run takes no longer than the longest deadline.
+- The deciding check boots a sandbox in the data directory with the driver of the default isolation. If it succeeds, failed checks of parts are
+  reported but not required.
+- Nothing is left behind, also by a killed run: the next run sweeps directories of earlier runs.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ NEEDED_BY: Mapping[str, frozenset[str]] = {
     "mkfs.ext4": BOTH,
     "shared-roots": frozenset({"container"}),
 }
-"""Parts of the machine -> isolations that do not work without."""
+"""Isolations that need each part of the machine."""
 PLENTY_BYTES = {"data-dir": 2 * 1024**3, "cache-dir": 4 * 1024**3}
-"""A few sandboxes' files; two images of 1 GiB and what their building takes."""
+"""Recommended free space: files of a few sandboxes; two images of 1 GiB and their builds."""
 DRIVER_DEADLINE_S = 90.0
-"""A driver gives itself 60 s to boot a sandbox, and some to look for its runtime."""
+"""A driver's own limits are 60 s for the boot of a sandbox, and some seconds for finding its runtime."""
 _SWEEP_DEADLINE_S = 60.0
 _FOLDER = re.compile(r"\.sandlot-doctor-(?P<driver>[a-z0-9_-]+)\.(?P<node>[a-z2-7]{4})")
 _ITSELF = re.compile(r"[;,.]? ?[`']sandlot doctor[`'][^.]*\.")
-"""Where a hint sends people here."""
+"""Reference to ``sandlot doctor`` in a hint."""
 _CHECKS = "sandlot.host.checks"
-_LATE_FIX = "It does not answer: look at the machine's load, its disks and network file systems, and the kernel's messages (dmesg)."
+_LATE_FIX = "The check did not finish. Look at the machine's load, its disks and network file systems, and the kernel log (dmesg)."
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a doctor has to say.
+    """Result of all checks.
 
     Args:
-        findings: Everything, by group.
-        default: The isolation that ``auto`` means; empty where another machine's service was looked at.
-        allowed: What a request may ask for.
+        findings: Findings, sorted by group.
+        default: Isolation of ``auto``; empty if the service of another machine was checked.
+        allowed: Isolations that requests may use.
     """
 
     findings: tuple[Finding, ...]
@@ -71,14 +71,14 @@ class Report:
     allowed: tuple[str, ...] = ()
 
     @property
-    def able(self) -> bool:
-        """Whether sandboxes can run."""
+    def can_run(self) -> bool:
+        """True if sandboxes can run."""
         return all(finding.ok for finding in self.findings if finding.required)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A task, and the names of its findings, which are told also when it fails."""
+class DoctorCheck:
+    """A task and the names of its findings, which are reported also if the task fails."""
 
     task: Task
     group: str
@@ -86,33 +86,35 @@ class Look:
 
 
 def examine(env: Mapping[str, str]) -> Report:
-    """Look at everything. Blocks for some seconds.
+    """Run all checks, which takes some seconds.
 
     Args:
-        env: The environment: with ``SANDLOT_URL`` only the service there is looked at, otherwise this machine with what ``SANDLOT_*`` sets.
+        env: Environment. With ``SANDLOT_URL``, only that service is checked; otherwise this machine with the settings in ``SANDLOT_*``.
     """
     if url := env.get("SANDLOT_URL", ""):
-        service = Look(Task("service", "sandlot.cli.doctor.checks:look_at_service", {"required": True}, deadline_s=60.0), "service", ("service",))
+        service = DoctorCheck(
+            Task("service", "sandlot.cli.doctor.checks:inspect_service", {"required": True}, deadline_s=60.0), "service", ("service",)
+        )
         found = _findings([service], run([service.task]))
         return Report(tuple(replace(finding, facts={**finding.facts, "url": url}) for finding in found))
     settings, of_settings = _settings(env)
     from sandlot.host.checks import machine
 
-    looks = _looks(settings)
+    checks = _checks(settings)
     at_once = [of_settings, *machine.check_machine(), machine.check_program("mkfs.ext4", "apt-get install e2fsprogs")]
-    found = at_once + _findings(looks, _carried_out(looks))
+    found = at_once + _findings(checks, _run_checks(checks))
     return Report(
         tuple(_ordered(settle(found, settings.isolation_default, settings.isolation_allowed))), settings.isolation_default, settings.isolation_allowed
     )
 
 
 def settle(found: Sequence[Finding], default: str, allowed: Sequence[str]) -> list[Finding]:
-    """Decide what is required. Pure.
+    """Return findings with ``required`` set.
 
     Args:
-        found: Everything that was found.
-        default: The isolation that ``auto`` means.
-        allowed: What a request may ask for.
+        found: Findings of all checks.
+        default: Isolation of ``auto``.
+        allowed: Isolations that requests may use.
     """
     built = any(finding.name == "images" and finding.facts.get("built") for finding in found)
     works = any(finding.group == "isolation" and finding.name == default and finding.ok for finding in found)
@@ -124,7 +126,7 @@ def settle(found: Sequence[Finding], default: str, allowed: Sequence[str]) -> li
             settled.append(replace(finding, required=finding.name == default, detail=f"{finding.detail}; {words}", facts=facts))
         elif finding.name in NEEDED_BY:
             settled.append(replace(finding, required=default in NEEDED_BY[finding.name] and (bool(finding.ok) or not works)))
-        elif finding.name == "cache-dir" and built:  # what is there is only read
+        elif finding.name == "cache-dir" and built:  # built images are only read
             settled.append(replace(finding, required=False))
         else:
             settled.append(finding)
@@ -135,13 +137,13 @@ def _ordered(found: Sequence[Finding]) -> list[Finding]:
     groups = list(
         dict.fromkeys(("machine", "control groups", "kernel", "programs", "storage", "isolation", "service", *(each.group for each in found)))
     )
-    return sorted(found, key=lambda finding: groups.index(finding.group))  # stable: within a group as they came
+    return sorted(found, key=lambda finding: groups.index(finding.group))  # stable: the order within a group is kept
 
 
 def _settings(env: Mapping[str, str]) -> tuple[Settings, Finding]:
     from sandlot.server.settings import SYSTEM_CACHE_DIR, SYSTEM_DATA_DIR, Settings
 
-    if os.geteuid() != 0:  # whoever cannot start a service looks at what root's would use
+    if os.geteuid() != 0:  # only root can start a service: check the directories of root's service
         env = {"SANDLOT_DATA_DIR": str(SYSTEM_DATA_DIR), "SANDLOT_CACHE_DIR": str(SYSTEM_CACHE_DIR), **env}
     try:
         settings = Settings.load(env)
@@ -155,7 +157,7 @@ def _settings(env: Mapping[str, str]) -> tuple[Settings, Finding]:
     return settings, Finding("settings", ok=True, detail=detail, group="machine", facts=facts)
 
 
-def _looks(settings: Settings) -> list[Look]:
+def _checks(settings: Settings) -> list[DoctorCheck]:
     from sandlot.drivers.registry import driver_names
     from sandlot.model.ids import new_node_id
 
@@ -163,14 +165,14 @@ def _looks(settings: Settings) -> list[Look]:
     folders = {"data_dir": data, "cache_dir": cache}
     drivers = list(dict.fromkeys((*driver_names(), *settings.isolation_allowed)))
     return [
-        Look(Task("cgroups", f"{_CHECKS}.cgroups:check_cgroups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
-        Look(Task("kernel", f"{_CHECKS}.kernel:check_kernel", deadline_s=60.0), "kernel", ("namespaces", "seccomp", "pidfds")),
-        Look(Task("storage", f"{_CHECKS}.storage:check_storage", {**folders, "plenty": PLENTY_BYTES}), "storage", ("data-dir", "cache-dir")),
-        Look(Task("loops", f"{_CHECKS}.storage:check_loops", {"data_dir": data}), "storage", ("loop-devices",)),
-        Look(Task("layers", f"{_CHECKS}.storage:check_layers", folders, deadline_s=30.0), "storage", ("shared-roots",)),
-        Look(Task("images", "sandlot.cli.doctor.checks:look_at_images", {"cache_dir": cache}, deadline_s=30.0), "storage", ("images",)),
+        DoctorCheck(Task("cgroups", f"{_CHECKS}.cgroups:check_cgroups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
+        DoctorCheck(Task("kernel", f"{_CHECKS}.kernel:check_kernel", deadline_s=60.0), "kernel", ("namespaces", "seccomp", "pidfds")),
+        DoctorCheck(Task("storage", f"{_CHECKS}.storage:check_storage", {**folders, "plenty": PLENTY_BYTES}), "storage", ("data-dir", "cache-dir")),
+        DoctorCheck(Task("loops", f"{_CHECKS}.storage:check_loops", {"data_dir": data}), "storage", ("loop-devices",)),
+        DoctorCheck(Task("layers", f"{_CHECKS}.storage:check_layers", folders, deadline_s=30.0), "storage", ("shared-roots",)),
+        DoctorCheck(Task("images", "sandlot.cli.doctor.checks:inspect_images", {"cache_dir": cache}, deadline_s=30.0), "storage", ("images",)),
         *(
-            Look(
+            DoctorCheck(
                 Task(
                     name,
                     "sandlot.cli.doctor.checks:try_driver",
@@ -182,37 +184,37 @@ def _looks(settings: Settings) -> list[Look]:
             )
             for name in drivers
         ),
-        Look(Task("service", "sandlot.cli.doctor.checks:look_at_service", {"required": False}, deadline_s=60.0), "service", ("service",)),
+        DoctorCheck(Task("service", "sandlot.cli.doctor.checks:inspect_service", {"required": False}, deadline_s=60.0), "service", ("service",)),
     ]
 
 
-def _carried_out(looks: Sequence[Look]) -> dict[str, Outcome]:
-    """Run the checks, and remove what those leave behind that were killed."""
-    drivers = [look.task for look in looks if look.group == "isolation"]
-    answers: dict[str, Outcome] = {}
+def _run_checks(checks: Sequence[DoctorCheck]) -> dict[str, Outcome]:
+    """Run the checks, and clean up after killed ones."""
+    drivers = [check.task for check in checks if check.group == "isolation"]
+    outcomes: dict[str, Outcome] = {}
     try:
-        answers = run([look.task for look in looks])
-        return answers
+        outcomes = run([check.task for check in checks])
+        return outcomes
     finally:
-        killed = [task for task in drivers if task.name not in answers or answers[task.name].value is None]
+        killed = [task for task in drivers if task.name not in outcomes or outcomes[task.name].value is None]
         sweeps = [Task(task.name, "sandlot.cli.doctor.checks:sweep_after", task.keywords, deadline_s=_SWEEP_DEADLINE_S) for task in killed]
         run([Task("groups", f"{_CHECKS}.cgroups:sweep_groups"), *sweeps])
 
 
-def _findings(looks: Sequence[Look], answers: Mapping[str, Outcome]) -> list[Finding]:
+def _findings(checks: Sequence[DoctorCheck], outcomes: Mapping[str, Outcome]) -> list[Finding]:
     found = []
-    for look in looks:
-        answer = answers[look.task.name]
-        if answer.value is not None:
-            found += [findings.load(told) for told in answer.value]
+    for check in checks:
+        outcome = outcomes[check.task.name]
+        if outcome.value is not None:
+            found += [findings.load(value) for value in outcome.value]
         else:
-            found += [Finding(name, ok=False, detail=answer.error, fix=_LATE_FIX if answer.late else "", group=look.group) for name in look.names]
+            found += [Finding(name, ok=False, detail=outcome.error, fix=_LATE_FIX if outcome.late else "", group=check.group) for name in check.names]
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------ in processes of their own
-def look_at_images(*, cache_dir: str) -> list[dict[str, Any]]:
-    """What sandboxes start from."""
+# Checks that run in processes of their own.
+def inspect_images(*, cache_dir: str) -> list[dict[str, Any]]:
+    """Check the images of templates."""
     from sandlot.images.recipe import builtin
     from sandlot.images.store import ImageStore
 
@@ -221,17 +223,17 @@ def look_at_images(*, cache_dir: str) -> list[dict[str, Any]]:
     try:
         built = [name for name in names if store.find(name) is not None]
     except PermissionError:
-        return [Finding("images", ok=None, detail="not looked at: only root can run this check", group="storage").dump()]
+        return [Finding("images", ok=None, detail="not checked: only root can run this check", group="storage").dump()]
     return [check_images(built, names, builder=shutil.which("mmdebstrap") is not None).dump()]
 
 
 def check_images(built: Sequence[str], names: Sequence[str], *, builder: bool) -> Finding:
-    """Whether there are images, or can be.
+    """Return the finding about images.
 
     Args:
-        built: Templates that have been built.
-        names: All templates.
-        builder: Whether mmdebstrap is there.
+        built: Names of built templates.
+        names: Names of all templates.
+        builder: True if mmdebstrap is installed.
     """
     missing = [name for name in names if name not in built]
     parts = tuple(Part(name, name in built, "" if name in built else "not built yet") for name in names)
@@ -239,22 +241,22 @@ def check_images(built: Sequence[str], names: Sequence[str], *, builder: bool) -
     detail = f"built: {', '.join(built) or 'none'}"
     if not missing:
         return Finding("images", ok=True, detail=detail, group="storage", parts=parts, facts=facts)
-    detail += f"; the first use builds: {', '.join(missing)}" if builder else "; without mmdebstrap no more can be built"
+    detail += f"; the first use builds: {', '.join(missing)}" if builder else "; mmdebstrap is missing, so no other image can be built"
     fix = "" if builder else "apt-get install mmdebstrap."
-    # One that can be built at its first use is as good as there.
+    # A template that its first use can build counts as available.
     parts = tuple(replace(part, ok=True) for part in parts) if builder else parts
     return Finding("images", ok=builder, detail=detail, fix=fix, required=not built, group="storage", parts=parts, facts=facts)
 
 
-def look_at_service(*, required: bool) -> list[dict[str, Any]]:
-    """Whether a service answers; a local one need not, because it is started when it is needed."""
+def inspect_service(*, required: bool) -> list[dict[str, Any]]:
+    """Check that the service responds. A local service may be stopped, because clients start it."""
     from sandlot.sdk import Client, LocalService
 
     facts: dict[str, Any] = {"running": False}
     try:
         with Client(autostart=False) as client:
             if client.target.local is not None and not LocalService(client.target.local).is_running():
-                detail = "not running; it starts when it is needed"
+                detail = "not running; the first client starts it"
                 return [Finding("service", ok=True, detail=detail, required=False, group="service", facts=facts).dump()]
             found = client.service.version()
     except SandlotError as error:
@@ -265,13 +267,17 @@ def look_at_service(*, required: bool) -> list[dict[str, Any]]:
 
 
 def try_driver(*, name: str, data_dir: str, node: NodeId) -> list[dict[str, Any]]:
-    """Boot a sandbox."""
+    """Boot a sandbox with a driver."""
     from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
     from sandlot.host.checks.storage import nearest
 
     if name not in driver_names():
-        return [Finding(name, ok=False, detail="this version has no driver for it", fix="Take it out of the settings.", group="isolation").dump()]
-    # Whoever may not write to the state directory learns the runtime's version at least.
+        return [
+            Finding(
+                name, ok=False, detail="this version has no such driver", fix="Remove it from SANDLOT_ISOLATION_ALLOWED.", group="isolation"
+            ).dump()
+        ]
+    # Users other than root cannot write to the data directory; they still get the version of the runtime.
     place = nearest(Path(data_dir)) if os.geteuid() == 0 else Path(tempfile.gettempdir())
     try:
         _sweep_strays(place)
@@ -288,7 +294,7 @@ def try_driver(*, name: str, data_dir: str, node: NodeId) -> list[dict[str, Any]
 
 
 def check_driver(can: Capabilities) -> Finding:
-    """What a driver can do, and whether it can do what every sandbox needs."""
+    """Return the finding about a driver, which fails if the driver lacks a capability that every sandbox needs."""
     from sandlot.core.admission import check_host
     from sandlot.model.errors import HostError
     from sandlot.model.ports import DriverCapability
@@ -305,7 +311,7 @@ def check_driver(can: Capabilities) -> Finding:
 
 
 def sweep_after(*, name: str, data_dir: str, node: str) -> None:
-    """Remove what a driver's try left that was killed."""
+    """Clean up after a killed check of a driver."""
     from sandlot.host.checks.storage import nearest
 
     for place in (nearest(Path(data_dir)), Path(tempfile.gettempdir())):
@@ -318,7 +324,7 @@ def _sweep_strays(place: Path) -> None:
         with contextlib.suppress(OSError, SandlotError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whose doctor lives holds it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running doctor holds the lock
                 _sweep(folder)
             finally:
                 os.close(lock)

@@ -1,7 +1,7 @@
-"""``sandlot doctor``: can this machine run sandboxes, found by running one, and what would help.
+"""``sandlot doctor``: print whether this machine can run sandboxes, and how to repair it.
 
-Exit status 0 means that it can, with what the operator set; what is merely missing comfort does not count. What is looked at is in ``checks.py``
-and in ``host/checks``; this only tells it. The names and the JSON are stable, and described in ``docs/reference/doctor.md``.
+The exit status is 0 if all required checks passed. The checks are in ``checks.py`` and in ``host/checks``. Names and JSON are
+stable, and described in ``docs/reference/doctor.md``.
 """
 
 from __future__ import annotations
@@ -22,67 +22,70 @@ if TYPE_CHECKING:
     from sandlot.host.checks.finding import Finding
 
 SCHEMA = 1
-"""Raised when something in the JSON changes its meaning or goes; what is added does not count."""
+"""Version of the JSON: raised when a field changes its meaning or is removed, not when a field is added."""
 MARKS = {True: "ok", False: "NO", None: "??"}
-COMFORT = "--"
-"""What is missing and not required."""
+OPTIONAL = "--"
+"""Mark of a failed check that is not required."""
 
 
-def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Everything that was found, as JSON.")] = False) -> None:
-    """Check whether this machine can run sandboxes, by running one."""
+def doctor(*, json_output: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False) -> None:
+    """Check whether this machine can run sandboxes.
+
+    Starts a sandbox with each driver. Exits with status 1 if the default isolation cannot run sandboxes.
+    """
     from sandlot.cli.doctor import checks
 
-    # The checks' processes are ended and what they made is removed on the way out, so leave by an exception.
+    # An exception ends the processes of the checks and removes their files.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) ignores one
             signal.signal(number, _leave)
     report = checks.examine(dict(os.environ))
-    for line in (json.dumps(as_values(report), indent=2).splitlines()) if as_json else map(visible, lines(report)):
+    for line in (json.dumps(as_values(report), indent=2).splitlines()) if json_output else map(visible, lines(report)):
         typer.echo(line)
-    raise typer.Exit(0 if report.able else 1)
+    raise typer.Exit(0 if report.can_run else 1)
 
 
 def as_values(report: Report) -> dict[str, object]:
-    """The report as JSON values."""
+    """Return the report as JSON values."""
     from sandlot import __version__
 
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "ok": report.able,
+        "ok": report.can_run,
         "isolation": {"default": report.default, "allowed": list(report.allowed)},
         "checks": [finding.dump() for finding in report.findings],
     }
 
 
 def lines(report: Report) -> list[str]:
-    """The report as lines for a person."""
-    told: list[str] = []
+    """Return the report as lines of text."""
+    output: list[str] = []
     width = max((len(finding.name) for finding in report.findings), default=0)
     group = None
     for finding in report.findings:
         if finding.group != group:
-            told += ["", finding.group] if told else [finding.group]
+            output += ["", finding.group] if output else [finding.group]
             group = finding.group
-        told += _told(finding, width)
-    told.append("")
-    told.append("Sandboxes can run." if report.able else "Sandboxes cannot run: see the lines that begin with NO.")
-    return told
+        output += _finding_lines(finding, width)
+    output.append("")
+    output.append("Sandboxes can run." if report.can_run else "Sandboxes cannot run: see the lines that begin with NO.")
+    return output
 
 
 def mark(finding: Finding) -> str:
-    """Two characters that say it all."""
-    return COMFORT if finding.ok is False and not finding.required else MARKS[finding.ok]
+    """Return the mark of a finding."""
+    return OPTIONAL if finding.ok is False and not finding.required else MARKS[finding.ok]
 
 
-def _told(finding: Finding, width: int) -> list[str]:
+def _finding_lines(finding: Finding, width: int) -> list[str]:
     beneath = f"{' ' * width}    "
-    told = [f"{mark(finding)}  {finding.name.ljust(width)}  {finding.detail}"]
+    output = [f"{mark(finding)}  {finding.name.ljust(width)}  {finding.detail}"]
     if finding.ok is not True and finding.fix:
-        told.append(f"{beneath}  {finding.fix}")
-    if finding.group == "isolation" and not finding.ok:  # what a driver cannot do besides does not matter then
-        return told
-    return told + [f"{beneath}- {part.name}: {part.detail}" for part in finding.parts if part.ok is False and part.detail]
+        output.append(f"{beneath}  {finding.fix}")
+    if finding.group == "isolation" and not finding.ok:  # the reason of the failure says enough
+        return output
+    return output + [f"{beneath}- {part.name}: {part.detail}" for part in finding.parts if part.ok is False and part.detail]
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sandlot.cli.bench import plan
-from sandlot.cli.bench.harness import CannotError, Rig
-from sandlot.cli.bench.report import KINDS
+from sandlot.cli.bench.harness import BenchHarness, RowFailedError
+from sandlot.cli.bench.report import ROWS
 from sandlot.cli.main import dispatch
 from sandlot.model.errors import ErrorCode, UnsupportedError
 
 if TYPE_CHECKING:
-    from sandlot.cli.bench.baselines import Natives
+    from sandlot.cli.bench.baselines import NativeBaselines
     from sandlot.sdk import AsyncClient
 
 
 def test_every_row_is_measured_by_one_step() -> None:
-    assert sorted(key for step in plan.STEPS for key in step.keys) == sorted(KINDS)
+    assert sorted(key for step in plan.STEPS for key in step.keys) == sorted(ROWS)
 
 
 def test_steps_are_those_that_the_rows_need() -> None:
@@ -35,39 +35,39 @@ def test_a_row_that_there_is_none_of_is_a_wrong_use(capfd: pytest.CaptureFixture
     assert "no row 'nonsense'" in capfd.readouterr().err
 
 
-def rig(made: list[dict[str, int] | None]) -> Rig:
-    """One whose service is not asked: how sandboxes came to be is what is given, one answer after the other."""
+def harness(made: list[dict[str, int] | None]) -> BenchHarness:
+    """Return a run that reads start paths from a list instead of a service."""
 
-    class Told(Rig):
-        async def made_by(self) -> dict[str, int] | None:
+    class ScriptedHarness(BenchHarness):
+        async def start_paths(self) -> dict[str, int] | None:
             return made.pop(0)
 
-    return Told(cast("AsyncClient", None), cast("Natives", None), label="test")
+    return ScriptedHarness(cast("AsyncClient", None), cast("NativeBaselines", None), label="test")
 
 
-def step(work: Callable[[Rig], None], *keys: str) -> plan.Step:
-    async def done(rig: Rig) -> None:
+def step(work: Callable[[BenchHarness], None], *keys: str) -> plan.Step:
+    async def do(harness: BenchHarness) -> None:
         await asyncio.sleep(0)
-        work(rig)
+        work(harness)
 
-    return plan.Step(done, keys)
+    return plan.Step(do, keys)
 
 
-async def at_rest(_rig: Rig) -> None:
+async def at_rest(_harness: BenchHarness) -> None:
     """The service makes nothing ahead."""
     await asyncio.sleep(0)
 
 
 async def test_a_row_that_cannot_be_measured_says_why_and_the_next_is_measured() -> None:
-    def unsupported(rig: Rig) -> None:
-        rig.add("fork_1", 1.0)
+    def unsupported(harness: BenchHarness) -> None:
+        harness.add("fork_1", 1.0)
         raise UnsupportedError("A container takes no snapshot.", code=ErrorCode.UNSUPPORTED, hint="Choose gvisor.")
 
-    def cannot(_: Rig) -> None:
-        raise CannotError("A cell failed.")
+    def cannot(_: BenchHarness) -> None:
+        raise RowFailedError("A cell failed.")
 
-    used, said = rig([None] * 6), list[str]()
-    steps = (step(unsupported, "fork_1"), step(cannot, "run_code"), step(lambda rig: rig.add("noop", 2.0), "noop"))
+    used, said = harness([None] * 6), list[str]()
+    steps = (step(unsupported, "fork_1"), step(cannot, "run_code"), step(lambda harness: harness.add("noop", 2.0), "noop"))
     await plan.measure(used, steps, None, said.append, at_rest)
     assert {key: (row.why, row.values) for key, row in used.samples.items()} == {
         "fork_1": ("A container takes no snapshot. Choose gvisor.", []),

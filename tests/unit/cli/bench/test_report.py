@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sandlot.cli.bench.report import HEADS, KINDS, Samples, percentile, rows, table
+from sandlot.cli.bench.report import COLUMNS, ROWS, Samples, percentile, rows, table
 from tests.meta.tree import ROOT
 
 KEYS = [
@@ -42,14 +42,14 @@ KEYS = [
 
 
 def test_the_keys_are_what_programs_read() -> None:
-    assert list(KINDS) == KEYS
+    assert list(ROWS) == KEYS
 
 
 def test_the_page_describes_every_row_and_its_yardstick() -> None:
     page = (ROOT / "docs" / "how-to" / "benchmark.md").read_text(encoding="utf-8")
     described = dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \|$", page, re.MULTILINE))
     assert list(described) == KEYS
-    assert [key for key, kind in KINDS.items() if kind.yardstick is not None and described[key] in {"", "-"}] == []
+    assert [key for key, kind in ROWS.items() if kind.yardstick is not None and described[key] in {"", "-"}] == []
 
 
 def test_a_percentile_lies_between_the_two_nearest(subtests: pytest.Subtests) -> None:
@@ -86,5 +86,5 @@ def test_a_persons_table_compares_with_the_native_thing_so_that_above_one_is_wor
     found = rows({"upload_mb_s": Samples(values=[50.0], native=[100.0]), "noop": Samples(values=[2.0], native=[1.0], parts={"part": [1.0]})})
     lines = {line[0].strip(): line for line in table(found)}
     assert list(lines) == ["noop", "part", "upload_mb_s"]
-    assert {len(line) for line in lines.values()} == {len(HEADS)}
-    assert lines["upload_mb_s"][HEADS.index("RATIO")] == lines["noop"][HEADS.index("RATIO")] == "2"
+    assert {len(line) for line in lines.values()} == {len(COLUMNS)}
+    assert lines["upload_mb_s"][COLUMNS.index("RATIO")] == lines["noop"][COLUMNS.index("RATIO")] == "2"

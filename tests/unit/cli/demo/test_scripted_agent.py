@@ -9,29 +9,29 @@ from pathlib import Path
 import pytest
 
 from sandlot.cli.demo.scripted_agent import (
-    Answer,
     Outcome,
-    answer,
-    figures_of,
+    Reply,
+    expected_results,
+    next_reply,
     png_size,
 )
 
 FAILED = Outcome("(178, 14) ['alcohol', 'cultivar']", "Traceback (most recent call last):\n  ...\nKeyError: 'class'")
 
 
-def code_of(reply: Answer) -> str:
+def code_of(reply: Reply) -> str:
     assert reply.code is not None
     return reply.code
 
 
 def test_it_reads_the_columns_that_it_is_told() -> None:
-    assert 'groupby("wine")' in code_of(answer([Outcome("(1, 2) ['colour', 'wine']", FAILED.traceback)]))
+    assert 'groupby("wine")' in code_of(next_reply([Outcome("(1, 2) ['colour', 'wine']", FAILED.traceback)]))
 
 
 def test_it_has_no_answer_to_anything_else(subtests: pytest.Subtests) -> None:
     for told in (Outcome("", "NameError: name 'wine' is not defined"), Outcome("['x']", "KeyError: 'class'")):
-        with subtests.test(told=told), pytest.raises(ValueError, match=r"NameError|columns"):
-            answer([FAILED, told])
+        with subtests.test(told=told), pytest.raises(ValueError, match=r"NameError|No column"):
+            next_reply([FAILED, told])
 
 
 def test_the_figures_are_those_of_the_textbook(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_figures_are_those_of_the_textbook(tmp_path: Path) -> None:
     data = tmp_path / "d.csv"
     groups = {"0": (1, 2, 3), "1": (3, 4, 5), "2": (8, 9, 10)}
     data.write_text("flat,sharp,cultivar\n" + "".join(f"{value % 2},{value},{name}\n" for name, values in groups.items() for value in values))
-    figures = figures_of(data)
+    figures = expected_results(data)
     assert figures["best"] == "sharp"
     assert figures["wines"] == 9
     assert figures["F ratio"] == pytest.approx(39.0)

@@ -40,22 +40,22 @@ def test_a_part_that_looks_bad_while_its_driver_works_does_not_decide() -> None:
         [finding("loop-devices", ok=False), finding("cgroups", ok=True), finding("gvisor", ok=True, group="isolation")], "gvisor", ("gvisor",)
     )
     assert required(found) == {"cgroups", "gvisor"}
-    assert Report(tuple(found)).able
+    assert Report(tuple(found)).can_run
 
 
 def test_an_isolation_that_is_only_allowed_does_not_decide_and_is_told_as_that() -> None:
     found = settle(
         [finding(name, ok=name == "gvisor", group="isolation") for name in ("gvisor", "container", "other")], "gvisor", ("gvisor", "container")
     )
-    assert Report(tuple(found)).able
+    assert Report(tuple(found)).can_run
     assert [each.detail for each in found] == ["found; the default", "found; allowed", "found; not allowed by SANDLOT_ISOLATION_ALLOWED"]
     assert [each.facts["allowed"] for each in found] == [True, True, False]
 
 
 def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
-    able = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.PAUSE: ProbeResult(ok=False, reason="no freezer")}))
-    assert able.ok
-    assert [(part.name, part.detail) for part in able.parts if not part.ok] == [("pause", "no freezer")]
+    can_run = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.PAUSE: ProbeResult(ok=False, reason="no freezer")}))
+    assert can_run.ok
+    assert [(part.name, part.detail) for part in can_run.parts if not part.ok] == [("pause", "no freezer")]
     unable = check_driver(
         Capabilities("gvisor", "", {**ALL, DriverCapability.BOOT: ProbeResult(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
     )
@@ -74,7 +74,7 @@ def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:
         with subtests.test(built=built, builder=builder, ok=ok, is_required=is_required):
             found = check_images(built, ["a", "b"], builder=builder)
             assert found.ok is ok
-            assert Report((found,)).able == (ok or not is_required)
+            assert Report((found,)).can_run == (ok or not is_required)
             assert bool(found.fix) is not ok
 
 

@@ -8,18 +8,18 @@ from sandlot.host.checks.finding import Finding, Part
 
 FINE = Finding("system", ok=True, detail="Debian", required=False, group="machine")
 MISSING = Finding("user", ok=False, detail="uid 5", fix="use sudo", group="machine", parts=(Part("a", ok=True), Part("b", ok=False, detail="no b")))
-COMFORT = Finding("kvm", ok=False, detail="not there", fix="load it", required=False, group="kernel")
+OPTIONAL = Finding("kvm", ok=False, detail="not there", fix="load it", required=False, group="kernel")
 UNKNOWN = Finding("loop-devices", ok=None, detail="not tried: only root can run this check", group="storage")
 
 
 def test_what_is_required_decides_and_what_could_not_be_looked_at_is_no_yes() -> None:
-    assert Report((FINE, COMFORT)).able
-    assert not Report((FINE, MISSING)).able
-    assert not Report((FINE, UNKNOWN)).able
+    assert Report((FINE, OPTIONAL)).can_run
+    assert not Report((FINE, MISSING)).can_run
+    assert not Report((FINE, UNKNOWN)).can_run
 
 
 def test_the_lines_name_what_is_missing_and_what_to_do() -> None:
-    assert lines(Report((FINE, MISSING, COMFORT, UNKNOWN))) == [
+    assert lines(Report((FINE, MISSING, OPTIONAL, UNKNOWN))) == [
         "machine",
         "ok  system        Debian",
         "NO  user          uid 5",
