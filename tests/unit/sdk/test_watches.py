@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvloop
 
-from sandlot import AsyncSandbox, FileEvent, Sandbox, UnavailableError, WatcherInfo
-from tests.unit.sdk.scripted import Reply, Script, events
+from sandlot import AsyncClient, AsyncSandbox, FileEvent, Sandbox, SandboxInfo, UnavailableError, WatcherInfo
+from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
 BASE = "/v1/sandboxes/sb-abcd-abcdefghijklmnop/files"
 LOG = {"execution": "e1", "stream": "stdout", "text": "x"}
@@ -51,9 +52,9 @@ def test_close_from_another_thread_ends_a_waiting_watch(service: Script, sandbox
     assert sandbox.files.watchers.list() == []
 
 
-async def test_close_from_another_task_ends_a_waiting_watch(service: Script, async_sandbox: AsyncSandbox, silent: Reply) -> None:
-    service.say(silent)
-    async with async_sandbox.files.watch() as watch:
+async def close_a_waiting_watch(url: str) -> list[FileEvent]:
+    """Close a watch while a task waits for its next event, and return the events of the task."""
+    async with AsyncClient(url=url) as client, AsyncSandbox(client, SandboxInfo(SANDBOX["id"], "running", "base")).files.watch() as watch:
         assert await anext(watch) == FileEvent("created", "/workspace/a")
 
         async def wait() -> list[FileEvent]:
@@ -62,7 +63,17 @@ async def test_close_from_another_task_ends_a_waiting_watch(service: Script, asy
         rest = asyncio.create_task(wait())
         await asyncio.sleep(0)  # the task reads from now on
         await watch.aclose()
-        assert await asyncio.wait_for(rest, 30) == []
+        return await asyncio.wait_for(rest, 30)
+
+
+async def test_close_from_another_task_ends_a_waiting_watch(service: Script, silent: Reply) -> None:
+    service.say(silent)
+    assert await close_a_waiting_watch(service.url) == []
+
+
+def test_close_ends_a_waiting_watch_in_uvloop(service: Script, silent: Reply) -> None:
+    service.say(silent)
+    assert uvloop.run(close_a_waiting_watch(service.url)) == []
 
 
 async def test_closed_watch_leaves_other_connections_alone(service: Script, async_sandbox: AsyncSandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -289,8 +290,9 @@ class AsyncEventStream:
     def interrupt(self) -> None:
         """Shut down the connection, so that an iteration that waits, also in another thread or task, raises ``UnavailableError`` at once."""
         connection = self._response.extensions["network_stream"].get_extra_info("socket")
-        with suppress(OSError):  # closed already
-            connection.shutdown(socket.SHUT_RDWR)
+        # By a descriptor of its own, because the socket of uvloop and that of TLS have no usable shutdown().
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 async def wait_before_resuming(error: SandlotError, tries: int) -> None:
