@@ -262,6 +262,7 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "file_store_import": lambda world: {"body": {"file_ids": [world.stored()]}},
     "file_store_export": {"body": {"path": "/workspace/file"}},
     "keys_create": {"body": {"name": "another"}},
+    "keys_update": {"body": {"expires_at": None}},
 }
 """Operation -> what a good request of it has beside the names in its path, where that is anything."""
 
