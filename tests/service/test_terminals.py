@@ -118,7 +118,8 @@ def test_shell_is_used_resized_detached_and_attached_again(service: LocalService
             here.type(b"stty size; kept=here\n")
             here.until(b"50 120\r\n")
             here.type(b"\x1d")
-            told = here.until(b"goes back").decode()
+            here.until(b"connect again")
+            told = here.until(b"`.").decode()
             assert here.ended() == 0
         found = re.search(r"--attach ([0-9a-f]{32})", told)
         assert found is not None
