@@ -146,11 +146,13 @@ def as_mounts(values: Iterable[VolumeMount] | None) -> dict[str, Mount] | None:
 
 
 def complete_sandboxes(incomplete: str) -> list[tuple[str, str]]:
-    """Complete ids of live sandboxes."""
+    """Complete ids and names of live sandboxes."""
     from sandlot.sdk import SandlotError
 
     with suppress(SandlotError, OSError), _running_client() as client:
-        return [(each.id, each.name or each.template) for each in client.sandboxes.list(limit=100) if each.id.startswith(incomplete)]
+        live = client.sandboxes.list(limit=100)
+        found = [(each.id, each.name or each.template) for each in live] + [(each.name, each.id) for each in live if each.name]
+        return [each for each in found if each[0].startswith(incomplete)]
     return []
 
 

@@ -288,6 +288,7 @@ def _print_info(found: SandboxInfo, *, json_output: bool) -> None:
         "name": found.name,
         "state": found.state,
         "ended": " ".join(filter(None, (found.exit_reason, found.exit_detail and f"({found.exit_detail})"))),
+        "fault": found.fault,
         "template": found.template,
         "snapshot": found.snapshot,
         "parent": found.parent,

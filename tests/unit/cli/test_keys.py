@@ -137,6 +137,14 @@ async def test_with_a_service_a_key_holds_at_once(at: Bench, keys: Command) -> N
     assert at.service.api_keys.verify(secret) is None
 
 
+async def test_whoami_shows_quota_and_usage(at: Bench, keys: Command) -> None:
+    del at
+    assert json.loads(await asyncio.to_thread(keys, "whoami", "--json"))["id"] == "local"
+    lines = [line.split() for line in (await asyncio.to_thread(keys, "whoami")).splitlines()]
+    assert ["operator", "yes"] in lines
+    assert ["sandboxes", "0", "no", "limit"] in lines
+
+
 async def test_the_synchronous_client_has_the_same_verbs_and_the_right_to_them_is_asked_for(at: Bench) -> None:
     tcp = listener.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{tcp.getsockname()[1]}"

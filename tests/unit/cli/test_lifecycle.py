@@ -1,4 +1,4 @@
-"""What the commands about rests, snapshots and forks ask of the service, and what they print."""
+"""``sandlot pause``, ``resume``, ``hibernate``, ``fork``, ``fork-tree`` and ``promote``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from sandlot.cli.main import dispatch
 from tests.unit.sdk.scripted import Reply, Script, Seen, problem
 
 BOX: dict[str, Any] = {"id": "sb-1", "state": "running", "template": "base", "created_at": "2026-11-22T00:00:00+00:00"}
-SNAPSHOT: dict[str, Any] = {
-    "id": "snap-1",
-    "name": "mine",
-    "kind": "memory",
-    "sandbox": "sb-1",
-    "template": "base",
-    "isolation": "gvisor",
-    "size_bytes": 3 << 20,
-    "created_at": "2026-11-22T00:00:00+00:00",
-    "node": "abcd",
-}
 
 
 def found(then: Reply | Callable[[Seen], Reply]) -> Callable[[Seen], Reply]:
@@ -41,7 +30,7 @@ def asked(there: Script) -> list[tuple[str, str, Any]]:
     return [(seen.method, seen.path, seen.json() if seen.body else None) for seen in there.seen if seen.method != "GET" or seen.path.count("/") != 3]
 
 
-def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+def test_other_sandboxes_are_processed_after_a_failure(there: Script, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
     for words, verb, body in (
         ("pause", "pause", None),
         ("hibernate", "hibernate", None),
@@ -58,32 +47,7 @@ def test_rests_go_on_after_a_failure_and_print_what_was_done(there: Script, caps
             capsys.readouterr()
 
 
-def test_a_snapshot_is_taken_and_its_id_alone_is_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(found(Reply(201, SNAPSHOT)))
-    assert dispatch(["snapshot", "create", "sb-1", "--name", "mine", "--kind", "files"]) == 0
-    assert capsys.readouterr() == ("snap-1\n", "sandlot: the snapshot uses 3M of disk space\n")
-    assert asked(there) == [("POST", "/v1/sandboxes/sb-1/snapshots", {"name": "mine", "kind": "files"})]
-    assert dispatch(["snapshot", "create", "sb-1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["size_bytes"] == 3 << 20
-
-
-def test_snapshots_are_listed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    there.say(Reply(200, {"snapshots": [SNAPSHOT, {**SNAPSHOT, "id": "snap-2", "name": None}], "next_cursor": None}))
-    assert dispatch(["snapshot", "ls"]) == 0
-    heads, first, second = capsys.readouterr().out.splitlines()
-    assert heads.split() == ["ID", "NAME", "KIND", "TEMPLATE", "ISOLATION", "SIZE", "AGE", "SANDBOX"]
-    assert (first.split()[:6], first.split()[-1]) == (["snap-1", "mine", "memory", "base", "gvisor", "3M"], "sb-1")
-    assert second.split()[:2] == ["snap-2", "-"]
-    assert dispatch(["snapshot", "ls", "-q"]) == 0
-    assert capsys.readouterr().out == "snap-1\nsnap-2\n"
-    assert dispatch(["snapshot", "ls", "--json"]) == 0
-    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["mine", None]
-    there.say(Reply(200, {"snapshots": [], "next_cursor": None}))
-    assert dispatch(["snapshot", "ls"]) == 0
-    assert capsys.readouterr() == ("", "No snapshots. Take one with `sandlot snapshot create SANDBOX`.\n")
-
-
-def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_prints_the_ids(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     there.say(found(Reply(201, {"sandboxes": [{**BOX, "id": "sb-2"}, {**BOX, "id": "sb-3"}]})))
     assert dispatch(["fork", "sb-1", "--count", "2", "--name", "n", "-m", "a=b", "-e", "A=1", "--timeout", "60"]) == 0
     assert capsys.readouterr().out == "sb-2\nsb-3\n"
@@ -97,7 +61,7 @@ def test_forks_are_made_and_their_ids_are_printed(there: Script, capsys: pytest.
     assert dispatch(["fork", "sb-1", "--count", "101"]) == 2
 
 
-def test_a_tree_is_drawn(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_tree_shows_depths(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
     def branch(id_: str, parent: str | None) -> dict[str, Any]:
         return {"id": id_, "parent": parent, "state": "running", "name": None, "created_at": BOX["created_at"]}
 
