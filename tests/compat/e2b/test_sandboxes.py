@@ -129,7 +129,7 @@ def test_invalid_requests_are_refused(opts: Opts) -> None:
     with pytest.raises(SandboxException, match="base, code-interpreter, code-interpreter-v1") as refused:
         Sandbox.create("no-such-template", **opts)
     assert refused.value.status_code == 404
-    with pytest.raises(SandboxException, match=r"'sandlot\.door' cannot be set"):
+    with pytest.raises(SandboxException, match=r"'sandlot\.api' cannot be set"):
         Sandbox.create(metadata={"sandlot.api": "x"}, **opts)
     with pytest.raises(AuthenticationException):
         Sandbox.create(**{**opts, "api_key": "e2b_0000"})
