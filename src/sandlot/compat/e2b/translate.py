@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
-from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
+from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING
 from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, check_reserved_names
@@ -26,7 +26,6 @@ VENDOR: Final = "e2b"
 TEMPLATES: Mapping[str, str] = MappingProxyType({"base": "base", "code-interpreter-v1": "code-interpreter", "code-interpreter": "code-interpreter"})
 """Template name of E2B -> template name of Sandlot."""
 
-RUNNING, PAUSED = "running", "paused"
 STATES: Mapping[State, str] = MappingProxyType(
     {
         State.RUNNING: RUNNING,

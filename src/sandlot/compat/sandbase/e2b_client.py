@@ -13,11 +13,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import extend_timeout, find_live_sandbox, find_live_sandboxes
-from sandlot.compat.e2b_conventions import NEXT, e2b_json_response, metadata_filter
+from sandlot.compat.e2b_conventions import e2b_json_response, metadata_filter, page_response, parse_states, sandbox_position
 from sandlot.compat.sandbase import operations, translate
 from sandlot.compat.sandbase.schemas import E2bCreateSandboxRequest, E2bListQuery, ResumeRequest
-from sandlot.model.errors import InvalidRequestError
-from sandlot.model.repositories import Position
 from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 
@@ -43,16 +41,12 @@ async def create_sandbox(body: E2bCreateSandboxRequest, request: Request) -> Res
 @router.get("/v2/sandboxes")
 async def list_sandboxes(query: Annotated[E2bListQuery, Query()], request: Request) -> Response:
     """List one page of the sandboxes, newest first."""
-    states = translate.E2B_STATES if query.state is None else frozenset(query.state.split(","))
-    if unknown := states - translate.E2B_STATES:
-        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="Use running or paused.", fields={"field": "state"})
+    states = parse_states(query.state)
     live = await find_live_sandboxes(get_node(request), get_principal(request), metadata_filter(query.metadata or ""))
     sandboxes = [sandbox for sandbox in reversed(live) if translate.status(sandbox) in states]
     if (after := pagination.decode_cursor(query.next_token)) is not None:
         sandboxes = [sandbox for sandbox in sandboxes if (sandbox.created_at, sandbox.id) < (after.at, after.id)]
-    page = sandboxes[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(sandboxes) > len(page) else {}
-    return e2b_json_response([translate.sandbox_object(sandbox) for sandbox in page], headers=headers)
+    return page_response(sandboxes, query.limit, translate.sandbox_object, sandbox_position)
 
 
 @router.post("/v2/sandboxes/{sandbox}/connect")

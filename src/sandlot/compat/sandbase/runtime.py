@@ -19,7 +19,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import find_live_sandbox, list_directory, single_chunk
-from sandlot.compat.e2b_conventions import e2b_json_response
+from sandlot.compat.e2b_conventions import e2b_json_response, is_in_period, metrics_object
 from sandlot.compat.sandbase import e2b_client, operations, translate
 from sandlot.compat.sandbase.schemas import (
     CreateDirectoryRequest,
@@ -185,12 +185,10 @@ async def get_metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], req
     found = await find_live_sandbox(node, principal, sandbox)
     if not for_e2b and (query.start, query.end) != (None, None):
         raise InvalidRequestError("Only E2B's client can pass `start` and `end`.", hint="Omit start and end.", fields={"field": "start"})
-    usage, now = await node.sandboxes.usage(principal, found.id), found.as_of
-    age_s = (now - found.created_at).total_seconds()
+    measured = await node.sandboxes.usage(principal, found.id)
     if not for_e2b:
-        return e2b_json_response(translate.metrics(usage, now, age_s))
-    is_wanted = (query.start or 0) <= now.timestamp() and (query.end is None or query.end >= int(now.timestamp()))
-    return e2b_json_response([translate.e2b_metrics(usage, now, age_s)] if is_wanted else [])
+        return e2b_json_response(translate.metrics(measured, found))
+    return e2b_json_response([metrics_object(measured, found)] if is_in_period(found, query.start, query.end) else [])
 
 
 @router.get("/sandboxes/{sandbox}/envs")

@@ -9,12 +9,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
-from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER
+from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING, metrics_object
 from sandlot.compat.sandbase.schemas import CreateSandboxRequest, RunProcessRequest
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult, exit_code
@@ -40,22 +39,19 @@ INLINE_BYTES: Final = MIB
 STATUSES: Mapping[State, str] = MappingProxyType(
     {
         State.CREATING: "creating",
-        State.RUNNING: "running",
-        State.SNAPSHOTTING: "running",
-        State.PAUSING: "paused",
-        State.PAUSED: "paused",
-        State.HIBERNATING: "paused",
-        State.HIBERNATED: "paused",
-        State.WAKING: "paused",
+        State.RUNNING: RUNNING,
+        State.SNAPSHOTTING: RUNNING,
+        State.PAUSING: PAUSED,
+        State.PAUSED: PAUSED,
+        State.HIBERNATING: PAUSED,
+        State.HIBERNATED: PAUSED,
+        State.WAKING: PAUSED,
         State.STOPPING: "stopped",
         State.STOPPED: "stopped",
         State.FAILED: "error",
     }
 )
-PAUSED: Final = "paused"
-LIVE: Final = frozenset({"creating", "running", PAUSED})
-E2B_STATES: Final = frozenset({"running", PAUSED})
-"""States that E2B's client knows."""
+LIVE: Final = frozenset({"creating", RUNNING, PAUSED})
 
 
 def parse_status_filter(status: str | None) -> Collection[str]:
@@ -255,26 +251,18 @@ def file_entry(entry: Entry) -> dict[str, Any]:
     }
 
 
-def metrics(measured: SandboxUsage, now: datetime, age_s: float) -> dict[str, Any]:
-    """Return the resource usage of a sandbox. Processor usage is the average since its creation."""
-    usage, limits = measured.usage, measured.limits
+def metrics(measured: SandboxUsage, sandbox: SandboxInfo) -> dict[str, Any]:
+    """Return the resource usage of a sandbox by the names of the vendor. See :func:`~sandlot.compat.e2b_conventions.metrics_object`."""
+    values = metrics_object(measured, sandbox)
     return {
-        "ts": int(now.timestamp()),
-        "cpu_count": max(1, round(limits.cpus)),
-        "cpu_used_pct": round(100 * usage.cpu_s / max(0.001, age_s), 2),
-        "mem_total": limits.memory_bytes,
-        "mem_used": usage.memory_bytes,
-        "mem_cache": 0,
-        "mem_total_mib": limits.memory_bytes // MIB,
-        "mem_used_mib": usage.memory_bytes // MIB,
-        "disk_total": limits.disk_bytes,
-        "disk_used": usage.disk_bytes,
+        "ts": values["timestampUnix"],
+        "cpu_count": values["cpuCount"],
+        "cpu_used_pct": values["cpuUsedPct"],
+        "mem_total": values["memTotal"],
+        "mem_used": values["memUsed"],
+        "mem_cache": values["memCache"],
+        "mem_total_mib": values["memTotal"] // MIB,
+        "mem_used_mib": values["memUsed"] // MIB,
+        "disk_total": values["diskTotal"],
+        "disk_used": values["diskUsed"],
     }
-
-
-def e2b_metrics(measured: SandboxUsage, now: datetime, age_s: float) -> dict[str, Any]:
-    """Return the resource usage by the names of E2B's client."""
-    values = metrics(measured, now, age_s)
-    names = {"cpu_count": "cpuCount", "cpu_used_pct": "cpuUsedPct", "mem_used": "memUsed", "mem_total": "memTotal", "mem_cache": "memCache"}
-    names |= {"disk_used": "diskUsed", "disk_total": "diskTotal"}
-    return {"timestamp": rfc3339_ms(now), "timestampUnix": values["ts"], **{e2b_name: values[name] for name, e2b_name in names.items()}}

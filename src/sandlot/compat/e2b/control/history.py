@@ -17,7 +17,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b.control.sandboxes import as_control_error, find
 from sandlot.compat.e2b.control.schemas import LogsQuery, LogsV2Query, ManyMetricsQuery, MetricsQuery
-from sandlot.compat.e2b_conventions import e2b_json_response
+from sandlot.compat.e2b_conventions import e2b_json_response, is_in_period, metrics_object
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError, SandlotError
@@ -57,10 +57,8 @@ async def get_metrics(sandbox: str, query: Annotated[MetricsQuery, Query()], req
     """Return the current metrics of a sandbox; none if the requested period does not include the present."""
     node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
-    now = found.as_of.timestamp()
-    is_wanted = (query.start is None or query.start <= now) and (query.end is None or query.end >= int(now))
     with as_control_error(sandbox):
-        return e2b_json_response([await _measure(node, principal, found)] if is_wanted else [])
+        return e2b_json_response([await _measure(node, principal, found)] if is_in_period(found, query.start, query.end) else [])
 
 
 @router.get("/sandboxes/{sandbox}/logs")
@@ -84,19 +82,7 @@ async def _read_logs(request: Request, sandbox: str, query: LogsV2Query) -> list
 
 
 async def _measure(node: Node, principal: Principal, sandbox: SandboxInfo) -> dict[str, Any]:
-    measured, now = await node.sandboxes.usage(principal, sandbox.id), sandbox.as_of
-    age_s = max(0.001, (now - sandbox.created_at).total_seconds())
-    return {
-        "timestamp": rfc3339_ms(now),
-        "timestampUnix": int(now.timestamp()),
-        "cpuCount": max(1, round(measured.limits.cpus)),
-        "cpuUsedPct": round(100 * measured.usage.cpu_s / age_s, 2),
-        "memUsed": measured.usage.memory_bytes,
-        "memTotal": measured.limits.memory_bytes,
-        "memCache": 0,
-        "diskUsed": measured.usage.disk_bytes,
-        "diskTotal": measured.limits.disk_bytes,
-    }
+    return metrics_object(await node.sandboxes.usage(principal, sandbox.id), sandbox)
 
 
 def select_entries(runs: Sequence[ExecutionRecord], query: LogsV2Query) -> list[dict[str, Any]]:

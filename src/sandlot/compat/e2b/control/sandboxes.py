@@ -27,7 +27,7 @@ from sandlot.compat.e2b.control.schemas import (
     SetTimeoutRequest,
     UpdateNetworkRequest,
 )
-from sandlot.compat.e2b_conventions import NEXT, e2b_json_response, metadata_filter
+from sandlot.compat.e2b_conventions import PAUSED, RUNNING, e2b_json_response, metadata_filter, page_response, parse_states, sandbox_position
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import (
@@ -39,7 +39,6 @@ from sandlot.model.errors import (
     TimeoutExceededError,
     UnavailableError,
 )
-from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import SandboxInfo, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.web import pagination
@@ -131,14 +130,11 @@ async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxR
 @router.get("/v2/sandboxes")
 async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Request) -> Response:
     """List one page of the sandboxes, by default newest first."""
-    states = {translate.RUNNING, translate.PAUSED} if query.state is None else set(query.state.split(","))
-    if unknown := states - {translate.RUNNING, translate.PAUSED}:
-        raise InvalidRequestError(f"There is no state {min(unknown)[:50]!r}.", hint="Use running or paused.", fields={"field": "state"})
     if (since := query.started_after) is not None and since.tzinfo is None:
         raise InvalidRequestError("startedAfter has no time zone.", hint="End the time with Z or an offset.", fields={"field": "startedAfter"})
     sandboxes = [
         sandbox
-        for sandbox in await _find_sandboxes(request, states, metadata_filter(query.metadata or ""))
+        for sandbox in await _find_sandboxes(request, parse_states(query.state), metadata_filter(query.metadata or ""))
         if (since is None or sandbox.created_at >= since) and query.template in {None, translate.template_of(sandbox), sandbox.spec.template.name}
     ]
     if query.order == "desc":
@@ -150,15 +146,13 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
             for sandbox in sandboxes
             if ((sandbox.created_at, sandbox.id) < at if query.order == "desc" else (sandbox.created_at, sandbox.id) > at)
         ]
-    page = sandboxes[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(sandboxes) > len(page) else {}
-    return e2b_json_response([translate.listed_sandbox(sandbox) for sandbox in page], headers=headers)
+    return page_response(sandboxes, query.limit, translate.listed_sandbox, sandbox_position)
 
 
 @router.get("/sandboxes")
 async def list_sandboxes_legacy(query: Annotated[FilterQuery, Query()], request: Request) -> Response:
     """List the running sandboxes for an older client, newest first."""
-    sandboxes = await _find_sandboxes(request, {translate.RUNNING}, metadata_filter(query.metadata or ""))
+    sandboxes = await _find_sandboxes(request, {RUNNING}, metadata_filter(query.metadata or ""))
     return e2b_json_response([translate.listed_sandbox(sandbox) for sandbox in reversed(sandboxes)])
 
 
@@ -201,7 +195,7 @@ async def refresh_sandbox(sandbox: str, request: Request, body: RefreshRequest |
     duration_s = LEGACY_TIMEOUT_S if body is None or body.duration is None else body.duration
     found = await find(node, principal, sandbox)
     with as_control_error(sandbox):
-        if translate.STATES[found.state] == translate.RUNNING:
+        if translate.STATES[found.state] == RUNNING:
             await extend_timeout(node, principal, found, max(duration_s, LEGACY_TIMEOUT_S))
     return Response(status_code=204)
 
@@ -213,7 +207,7 @@ async def pause_sandbox(sandbox: str, request: Request, body: PauseRequest | Non
     found = await find(node, principal, sandbox)
     if not options.memory:
         raise translate.memory_required("memory")
-    if translate.STATES[found.state] == translate.PAUSED:
+    if translate.STATES[found.state] == PAUSED:
         raise ConflictError(f"Sandbox {found.id} is already paused.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
     with as_control_error(sandbox), _unhealthy_guest_as_busy(options):
         await node.sandboxes.suspend(principal, found.id)
@@ -251,7 +245,7 @@ async def resume_legacy(sandbox: str, request: Request, body: ResumeRequest | No
     """Resume a paused sandbox for one of the oldest clients. A running sandbox is a conflict."""
     node, principal, options = get_node(request), get_principal(request), body or ResumeRequest()
     found = await find(node, principal, sandbox)
-    if translate.STATES[found.state] == translate.RUNNING:
+    if translate.STATES[found.state] == RUNNING:
         raise ConflictError(f"Sandbox {found.id} is already running.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
     if options.auto_pause is not None:
         with as_control_error(sandbox):
@@ -271,7 +265,7 @@ async def update_network(sandbox: str, body: UpdateNetworkRequest, request: Requ
 async def _connect(sandbox: str, request: Request, options: ConnectRequest, seconds: float) -> Response:
     node, principal, timeout_s = get_node(request), get_principal(request), translate.timeout_s(seconds)
     found = await find(node, principal, sandbox)
-    is_paused = translate.STATES[found.state] == translate.PAUSED
+    is_paused = translate.STATES[found.state] == PAUSED
     if not options.memory:
         raise translate.memory_required("memory")
     with as_control_error(sandbox):

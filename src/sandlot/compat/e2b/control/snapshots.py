@@ -10,7 +10,7 @@ from sandlot.compat.common import iter_snapshots
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.sandboxes import LEGACY_TIMEOUT_S, as_control_error, find, with_token
 from sandlot.compat.e2b.control.schemas import CreateSnapshotRequest, ForkRequest, SnapshotsQuery
-from sandlot.compat.e2b_conventions import NEXT, e2b_json_response
+from sandlot.compat.e2b_conventions import e2b_json_response, page_response
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ForkParams
@@ -41,9 +41,7 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
             records.append(record)
             if len(records) > query.limit:
                 break
-    page = records[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(page[-1].created_at, page[-1].id))} if len(records) > len(page) else {}
-    return e2b_json_response([_snapshot_object(record) for record in page], headers=headers)
+    return page_response(records, query.limit, _snapshot_object, lambda record: Position(record.created_at, record.id))
 
 
 @router.post("/sandboxes/{sandbox}/fork")

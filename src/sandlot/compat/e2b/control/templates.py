@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.schemas import TeamQuery, TemplatesQuery
-from sandlot.compat.e2b_conventions import ENVD_VERSION, NEXT, e2b_json_response
+from sandlot.compat.e2b_conventions import ENVD_VERSION, e2b_json_response, page_response
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError, UnsupportedError
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
@@ -43,9 +43,7 @@ async def list_templates(query: Annotated[TemplatesQuery, Query()], request: Req
         (template for template in await _list_templates(request) if after is None or template.name > after.id),
         key=lambda template: template.name,
     )
-    page = templates[: query.limit]
-    headers = {NEXT: pagination.encode_cursor(Position(_EPOCH, page[-1].name))} if len(templates) > len(page) else {}
-    return e2b_json_response([_template_object(template) for template in page], headers=headers)
+    return page_response(templates, query.limit, _template_object, lambda template: Position(_EPOCH, template.name))
 
 
 @router.get("/templates/aliases/{template}")

@@ -24,6 +24,7 @@ from sandlot.compat.e2b.envd.schemas import (
     WatcherMessage,
     WatchMessage,
 )
+from sandlot.compat.e2b_conventions import PAUSED
 from sandlot.web.body_limits import streams_body
 
 _PROCESS, _FILESYSTEM = "/process.Process", "/filesystem.Filesystem"
@@ -37,7 +38,7 @@ root_router = APIRouter()
 async def check_health(request: Request) -> Response:
     """Return 204 if the sandbox runs. A paused sandbox is not resumed."""
     sandbox = await access.find_requested_sandbox(request)
-    if translate.STATES.get(sandbox.state) == translate.PAUSED:
+    if translate.STATES.get(sandbox.state) == PAUSED:
         raise access.not_running(sandbox.id)
     return Response(status_code=204)
 
