@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
@@ -49,6 +50,7 @@ COMPLETION = """
 def page() -> str:
     """The page."""
     command = typer.main.get_command(app)
+    _keep_first_sentences(command)
     context = typer.Context(command, info_name="sandlot")
     with context:
         told = get_docs_for_click(obj=command, ctx=context, name="sandlot", indent=1)
@@ -58,6 +60,13 @@ def page() -> str:
     text = re.sub(r"\* `(-h, )?--help`: Show this message and exit\.\n", "", text)
     text = re.sub(r"\*\*Options\*\*:\n\n(?=\n|#|\*\*)", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
+
+
+def _keep_first_sentences(command: Any) -> None:  # noqa: ANN401 - typer has no public type for it
+    """Set the short help of all commands, which would otherwise be cut off after 45 characters."""
+    command.short_help = inspect.cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+    for each in getattr(command, "commands", {}).values():
+        _keep_first_sentences(each)
 
 
 def main(arguments: list[str]) -> int:
