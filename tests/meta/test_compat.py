@@ -7,7 +7,7 @@ import re
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
 from sandlot.compat.vendor import VendorApi
-from sandlot.server.app import VENDORS
+from sandlot.server.vendors import VENDORS
 from tests.meta.tree import PACKAGE, ROOT
 
 ROW = re.compile(

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TypeGuard
 
 from sandlot.compat.vendor import VendorApi
-from sandlot.server.app import VENDORS
+from sandlot.server.vendors import VENDORS
 from sandlot.web.models import QueryModel, RequestModel
 from tests.meta.test_compat import TEST
 from tests.meta.tree import PACKAGE, ROOT

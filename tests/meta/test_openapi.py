@@ -10,8 +10,9 @@ from typing import Any
 from fastapi.routing import iter_route_contexts
 
 from sandlot.model.errors import CODES, FAULTS, ErrorCode
-from sandlot.server.app import VENDORS, create_routes
+from sandlot.server.app import create_routes
 from sandlot.server.openapi import TAGS
+from sandlot.server.vendors import VENDORS
 from sandlot.web.auth import OPEN_PATHS
 from sandlot.web.errors import MEDIA_TYPE
 from tests.meta.tree import ROOT

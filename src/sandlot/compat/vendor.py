@@ -22,6 +22,7 @@ from starlette.types import Scope
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnsupportedError
+from sandlot.model.records import EventRecord
 from sandlot.web.error_formats import RenderedError, retry_after_s
 
 
@@ -169,6 +170,7 @@ class VendorApi:
         root_router: Routes that the vendor's client requests without the prefix. None: there are none.
         authenticate: Returns the principal of a request that has a credential of the vendor's client, which this service issued, in place of an API
             key; None if the request has none. The argument is the ASGI scope; the body has not been read.
+        webhook_payload: Returns the payload of an event for the vendor's webhooks. None: the vendor has no webhooks.
         headers: Returns additional headers of an error that the vendor's client reads. ``Retry-After`` is sent in any case if the time is known.
     """
 
@@ -180,6 +182,7 @@ class VendorApi:
     help: str
     root_router: APIRouter | None = None
     authenticate: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
+    webhook_payload: Callable[[EventRecord], Mapping[str, Any]] | None = None
     headers: Callable[[VendorErrorDetails], Mapping[str, str]] = lambda _: {}
 
     @cached_property

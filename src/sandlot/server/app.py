@@ -9,7 +9,6 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from sandlot import __version__
-from sandlot.compat import agentsandbox, e2b, pandastack, sandbase, sandboxapi, tensorlake
 from sandlot.compat.vendor import PrefixRouter
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
@@ -36,6 +35,7 @@ from sandlot.server.v1 import (
     watches,
     webhooks,
 )
+from sandlot.server.vendors import VENDORS
 from sandlot.web import errors
 from sandlot.web.body_limits import BodyLimits
 from sandlot.web.error_formats import ErrorFormatSelector
@@ -46,8 +46,6 @@ from sandlot.web.route_table import RouteEntry, route_entries
 if TYPE_CHECKING:
     from sandlot.server.composition import RunningService
 
-VENDORS = (agentsandbox.API, e2b.API, pandastack.API, sandbase.API, sandboxapi.API, tensorlake.API)
-"""Compatibility APIs. Each has its own prefix, and none is part of the OpenAPI document."""
 ERROR_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT, VENDORS)
 
 _RESOURCES = (

@@ -19,7 +19,6 @@ from typing import Any
 import structlog
 
 from sandlot import __version__
-from sandlot.compat.sandbase import webhook_payload as sandbase
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.admission_controller import AdmissionController
@@ -97,6 +96,7 @@ from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
 from sandlot.server import data_dir
 from sandlot.server.image_templates import ImageTemplates
 from sandlot.server.settings import Settings
+from sandlot.server.vendors import VENDORS
 from sandlot.store.blobs import open_blobs
 from sandlot.store.store import open_store
 
@@ -323,7 +323,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             events=events,
             sender=sender,
             api_keys=api_keys,
-            formats={"sandbase": sandbase.event},
+            formats={vendor.name: vendor.webhook_payload for vendor in VENDORS if vendor.webhook_payload is not None},
             node=node_id,
             clock=clock,
         )

@@ -16,7 +16,8 @@ from starlette.routing import Match
 
 from sandlot.compat.vendor import PrefixRouter, VendorApi
 from sandlot.model.errors import CODES, ErrorCode, error_class
-from sandlot.server.app import ERROR_FORMATS, VENDORS
+from sandlot.server.app import ERROR_FORMATS
+from sandlot.server.vendors import VENDORS
 from sandlot.web.errors import problem_response
 from tests.meta.test_fields import request_fields
 from tests.support.cases import cases

@@ -15,8 +15,9 @@ from starlette.types import Message, Scope
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.specs import MIB
-from sandlot.server.app import VENDORS, create_app, route_table
+from sandlot.server.app import create_app, route_table
 from sandlot.server.settings import Settings
+from sandlot.server.vendors import VENDORS
 from sandlot.web import middleware
 from sandlot.web.auth import OWNER
 from sandlot.web.body_limits import JSON_MAX_BYTES

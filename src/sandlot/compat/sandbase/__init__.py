@@ -5,7 +5,7 @@ The vendor publishes no client. Its documentation shows programs with ``requests
 
 from __future__ import annotations
 
-from sandlot.compat.sandbase import errors, routes
+from sandlot.compat.sandbase import errors, routes, webhook_payload
 from sandlot.compat.vendor import VendorApi
 
 API = VendorApi(
@@ -15,4 +15,5 @@ API = VendorApi(
     table=errors.TABLE,
     body=errors.body,
     help="docs/how-to/move-from-sandbase.md of Sandlot lists the supported calls of Sandbase.",
+    webhook_payload=webhook_payload.event,
 )
