@@ -118,7 +118,7 @@ async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: Inside) -> 
     assert (await run(inside, "kept"))[2] == "'kept'"
     stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
     status, errors, _ = await run(inside, stubborn, timeout_s=0.5)
-    assert status == "killed"
+    assert status == "timeout"
     assert errors[-1] == "KernelDied"
     await check(inside)
 

@@ -30,7 +30,7 @@ RUN_FAULTS: Final[Mapping[str, Fault | None]] = MappingProxyType(
         "ok": None,
         "error": Fault.CODE,
         "timeout": Fault.CODE,
-        KILLED: Fault.CODE,
+        KILLED: Fault.REQUEST,
         "died": Fault.CODE,
         "aborted": Fault.REQUEST,
         "exited": None,  # with an exit code other than 0: `code`

@@ -110,7 +110,7 @@ async def test_a_cell_that_ignores_interrupts_loses_the_state_and_says_so(inside
         await run(inside, language, keep)
         told = await run(inside, language, code, timeout_s=0.5)
         assert told.result is not None
-        assert (told.result.status, told.errors[-1][0]) == ("killed", "KernelDied"), language
+        assert (told.result.status, told.errors[-1][0]) == ("timeout", "KernelDied"), language
         assert (await run(inside, language, look)).texts[1] in {"[]\n", "undefined\n"}, language
 
 

@@ -441,7 +441,7 @@ TABLE: Mapping[str, tuple[Failure, Fault | None]] = {
     "node state is lost in a restart": (lost_node_state, Fault.LOST),
     "sandbox is killed: interrupted call": (call_when_killed, Fault.REQUEST),
     "sandbox is killed: sandbox": (sandbox_killed, None),
-    "sandbox is killed: execution": (execution_in_killed_sandbox, Fault.CODE),
+    "sandbox is killed: execution": (execution_in_killed_sandbox, Fault.REQUEST),
     "sandbox reaches its timeout": (sandbox_timed_out, None),
     "call to an ended sandbox": (call_after_the_end, Fault.REQUEST),
     "disk of the sandbox is full": (full_sandbox_disk, Fault.LIMIT),

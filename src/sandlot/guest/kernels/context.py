@@ -404,9 +404,11 @@ class CodeContext(KernelEventHandler):
 
     def _fail_cell(self) -> None:
         if self.cell is not None and self.kernel is not None:
-            reason, was_interrupted = self.kernel.end_reason, bool(self.cell.interrupt_cause)
-            self.cell.fail("KernelDied", kernel_death_message(reason, self.language, began=True, late=was_interrupted))
-            self._close_cell(self.cell, "killed" if reason == "died" and was_interrupted else reason)
+            reason, cause = self.kernel.end_reason, self.cell.interrupt_cause
+            self.cell.fail("KernelDied", kernel_death_message(reason, self.language, began=True, late=bool(cause)))
+            if cause and reason in {"died", "killed"}:
+                reason = "timeout" if cause == "timeout" else "killed"
+            self._close_cell(self.cell, reason)
 
     def _close_cell(self, cell: Cell, status: str) -> None:
         self.cell = None

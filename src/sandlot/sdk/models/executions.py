@@ -21,7 +21,7 @@ class ExecutionStatus(StrEnum):
     TIMEOUT = "timeout"
     """The timeout passed."""
     KILLED = "killed"
-    """The kernel had to be killed."""
+    """The kernel was killed by request: its context was restarted or deleted, the code ignored an interrupt, or the sandbox was killed."""
     DIED = "died"
     """The kernel ended."""
     OOM = "oom"

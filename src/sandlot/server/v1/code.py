@@ -38,7 +38,7 @@ from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
 
 _STATUS = (
-    "`ok`; `error`: the code raised an exception or was interrupted; `timeout`: the timeout passed; `killed`: the interpreter had to be killed; "
+    "`ok`; `error`: the code raised an exception or was interrupted; `timeout`: the timeout passed; `killed`: the interpreter was killed by request; "
     "`died`: the interpreter ended; `oom`: the interpreter was killed at the memory limit; `aborted`: the code was withdrawn before its turn"
 )
 

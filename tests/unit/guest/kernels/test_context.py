@@ -278,6 +278,20 @@ def test_failed_cell_aborts_queued_cells_if_it_asks_for_that() -> None:
     assert status(second) == "aborted"
 
 
+def test_kernel_that_ignores_its_timeout_is_killed_and_the_cell_has_timed_out() -> None:
+    setting = Setting()
+    cell = setting.running(timeout_s=5.0)
+
+    setting.loop.advance(5.5)
+    setting.loop.advance(CELL_START_S)
+    setting.loop.advance(KILL_AFTER_S)
+    assert setting.kernel.end_reason == "killed"
+    setting.kernel.handler.on_gone()
+
+    assert status(cell) == "timeout"
+    assert "did not react to an interrupt" in errors(cell)[0]
+
+
 def test_restart_aborts_queued_cells_and_the_next_cell_starts_a_kernel() -> None:
     setting = Setting()
     first, second = setting.running(), setting.submit("2")
