@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from sandlot.cli.main import dispatch
 from sandlot.cli.run import Job, plan, shell_hint
+from tests.unit.sdk.scripted import Reply, Script, problem
 
 
 def planned(file: str | None, code: str | None = None, args: tuple[str, ...] = (), files: tuple[str, ...] = (), *, unbuffered: bool = False) -> Job:
@@ -85,3 +87,9 @@ def test_shell_syntax_in_one_argument_gets_a_hint(subtests: pytest.Subtests) -> 
         with subtests.test(argv=argv):
             found = shell_hint("box", argv)
             assert found is None if hint is None else found is not None and found.endswith(hint)
+
+
+def test_exec_suggests_a_shell_for_a_shell_command_line(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
+    there.say(Reply(200, {"id": "sb-1", "state": "running", "template": "base"}), problem(404, "program_not_found"))
+    assert dispatch(["exec", "--no-stdin", "sb-1", "echo $HOME | wc -c"]) == 127
+    assert "sandlot exec sb-1 -- bash -c 'echo $HOME | wc -c'" in capfd.readouterr().err
