@@ -447,7 +447,9 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."
     if status == "killed":
         return (
-            "The kernel was killed because it did not react to an interrupt. Its variables are lost." if late else "The kernel was killed because its context was restarted."
+            "The kernel was killed because it did not react to an interrupt. Its variables are lost."
+            if late
+            else "The kernel was killed because its context was restarted."
         )
     if not began:
         when = "in time" if late else "at all"
