@@ -58,6 +58,7 @@ def page() -> str:
     text = f"{HEAD}{statuses.replace('``', '`')}\n{COMPLETION}{told}"
     # Every command has it, and the heading above says so.
     text = re.sub(r"\* `(-h, )?--help`: Show this message and exit\.\n", "", text)
+    text = re.sub(r"^(\* `[^`]+?) <[^`]+>`:", r"\1`:", text, flags=re.MULTILINE)  # names of Python types
     text = re.sub(r"\*\*Options\*\*:\n\n(?=\n|#|\*\*)", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 

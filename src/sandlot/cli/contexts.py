@@ -12,7 +12,7 @@ from sandlot.cli.output import as_json, note, print_ids, table
 
 contexts = typer.Typer(help="List, create, restart, interrupt and end code contexts of a sandbox.", no_args_is_help=True)
 
-ContextIds = Annotated[list[str], typer.Argument(metavar="CONTEXT...", help="Context ids.")]
+ContextIds = Annotated[list[str], typer.Argument(metavar="CONTEXT", help="Context ids.")]
 ContextId = Annotated[str, typer.Argument(metavar="CONTEXT", help="Context id.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.options import JsonOutput, complete_sandboxes, query_client
+from sandlot.cli.options import JsonOutput, complete_sandboxes, query_client, resolve_sandbox_id
 from sandlot.cli.output import as_json, note, plain, table, visible
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def events(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until Ctrl-C.")] = False,
     sandbox: Annotated[
-        str | None, typer.Option("--sandbox", metavar="SANDBOX", help="Only events of this sandbox, by its id.", autocompletion=complete_sandboxes)
+        str | None, typer.Option("--sandbox", metavar="SANDBOX", help="Only events of this sandbox.", autocompletion=complete_sandboxes)
     ] = None,
     after: Annotated[int | None, typer.Option("--after", metavar="N", min=0, help="Only events with a larger sequence number.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Print only the newest N events.")] = None,
@@ -31,10 +31,11 @@ def events(
     --limit asks for earlier ones; --json prints one object per line then.
     """
     with query_client() as client:
+        sandbox_id = resolve_sandbox_id(client, sandbox)
         if follow:
-            _follow(client, sandbox, after, limit, json_output=json_output)
+            _follow(client, sandbox_id, after, limit, json_output=json_output)
             return
-        found = _stored(client, sandbox, after, limit)
+        found = _stored(client, sandbox_id, after, limit)
     if json_output:
         typer.echo(as_json(found))
     elif found:

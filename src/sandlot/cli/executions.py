@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sandlot.cli.options import JsonOutput, Quiet, complete_sandboxes, query_client
+from sandlot.cli.options import JsonOutput, Quiet, complete_sandboxes, query_client, resolve_sandbox_id
 from sandlot.cli.output import age, as_json, note, print_ids, table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ executions = typer.Typer(help="List and show runs of code and commands.", no_arg
 def ls(
     *,
     sandbox: Annotated[
-        str | None, typer.Option("--sandbox", metavar="SANDBOX", help="Only runs in this sandbox, by its id.", autocompletion=complete_sandboxes)
+        str | None, typer.Option("--sandbox", metavar="SANDBOX", help="Only runs in this sandbox.", autocompletion=complete_sandboxes)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most N entries.")] = 50,
     quiet: Quiet = False,
@@ -30,7 +30,7 @@ def ls(
 ) -> None:
     """List code and command runs, newest first."""
     with query_client() as client:
-        found = client.executions.list(sandbox=sandbox, limit=limit)
+        found = client.executions.list(sandbox=resolve_sandbox_id(client, sandbox), limit=limit)
     if json_output:
         typer.echo(as_json(found))
     elif quiet:

@@ -21,7 +21,7 @@ store = typer.Typer(help="Upload, list, download and delete files of the file st
 @store.command("upload")
 def upload(
     *,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files on this machine.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files on this machine.")],
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the stored file. (default: the name of the file)")] = None,
     media_type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="Media type, such as text/csv. (default: by the file's extension)")
@@ -84,7 +84,7 @@ def download(
 
 
 @store.command("rm")
-def rm(*, ids: Annotated[list[str], typer.Argument(metavar="FILE...", help="Ids of stored files.")]) -> None:
+def rm(*, ids: Annotated[list[str], typer.Argument(metavar="FILE", help="Ids of stored files.")]) -> None:
     """Delete stored files; copies in sandboxes stay.
 
     Prints each deleted file. Exits with status 1 if any could not be deleted.

@@ -32,7 +32,7 @@ Recipes = Annotated[Path | None, typer.Option("--recipes", metavar="DIRECTORY", 
 @images.command("build")
 def build(
     *,
-    names: Annotated[list[str], typer.Argument(metavar="TEMPLATE...", help="Names of templates.", autocompletion=complete_templates)],
+    names: Annotated[list[str], typer.Argument(metavar="TEMPLATE", help="Names of templates.", autocompletion=complete_templates)],
     cache: Cache = None,
     recipes: Recipes = None,
 ) -> None:
@@ -67,7 +67,7 @@ def ls(
 @images.command("rm")
 def rm(
     *,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys of builds, as `sandlot image ls` shows them.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of builds, as `sandlot image ls` shows them.")],
     cache: Cache = None,
     recipes: Recipes = None,
 ) -> None:

@@ -49,7 +49,7 @@ def hibernate(*, sandboxes: SandboxIds) -> None:
 def fork(
     *,
     sandbox: SandboxId,
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=100, help="Number of copies. (default: 1)")] = 1,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=100, help="Number of copies.")] = 1,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="Name of the copy, unique among your live sandboxes; of several copies NAME-1, NAME-2, ..."),

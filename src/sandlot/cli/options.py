@@ -5,6 +5,7 @@ The SDK is imported inside the functions, so that ``--help`` and shell completio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 NEVER = "never"
 MAX_PORT = 65_535
+_SANDBOX_ID = re.compile(r"sb-[a-z2-7]{4}-[a-z2-7]{16}")
 _PERIODS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -35,6 +37,13 @@ def query_client() -> Client:
         return client
     client.close()
     return Client()
+
+
+def resolve_sandbox_id(client: Client, sandbox: str | None) -> str | None:
+    """Return the id of a sandbox for a filter, which takes ids only; an id is not looked up, because its sandbox may have been forgotten."""
+    if sandbox is None or _SANDBOX_ID.fullmatch(sandbox):
+        return sandbox
+    return client.sandboxes.get(sandbox).id
 
 
 # Value types. Each parser raises typer.BadParameter, whose message gets the name of the option.
@@ -189,7 +198,7 @@ def _running_client() -> Client:
 
 
 SandboxId = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name of the sandbox.", autocompletion=complete_sandboxes)]
-SandboxIds = Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids or names of sandboxes.", autocompletion=complete_sandboxes)]
+SandboxIds = Annotated[list[str], typer.Argument(metavar="SANDBOX", help="Ids or names of sandboxes.", autocompletion=complete_sandboxes)]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON: sizes in bytes, durations in seconds, times in ISO 8601.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="Print at most N entries.")]

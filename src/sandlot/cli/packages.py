@@ -14,7 +14,7 @@ DEFAULT_TIMEOUT_S = 300.0
 def install(
     *,
     sandbox: SandboxId,
-    packages: Annotated[list[str], typer.Argument(metavar="PACKAGE...", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")],
+    packages: Annotated[list[str], typer.Argument(metavar="PACKAGE", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")],
     manager: Annotated[str, typer.Option("--manager", metavar="NAME", help="Package manager: pip, npm or apt.")] = "pip",
     user: User = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the installation is killed.")] = DEFAULT_TIMEOUT_S,

@@ -107,7 +107,7 @@ def update(
 
 
 @pools.command("rm")
-def rm(*, names: Annotated[list[str], typer.Argument(metavar="POOL...", help=_POOL_HELP)]) -> None:
+def rm(*, names: Annotated[list[str], typer.Argument(metavar="POOL", help=_POOL_HELP)]) -> None:
     """Delete a pool and its unused sandboxes.
 
     Prints each deleted pool as it was given. Exits with status 1 if any could not be deleted.

@@ -88,7 +88,7 @@ def logs(
 def kill(
     *,
     sandbox: SandboxId,
-    processes: Annotated[list[str], typer.Argument(metavar="PROCESS...", help="Process ids.")],
+    processes: Annotated[list[str], typer.Argument(metavar="PROCESS", help="Process ids.")],
     signal: Annotated[str, typer.Option("--signal", "-s", metavar="SIGNAL", help="Name of the signal, such as TERM, or its number.")] = "KILL",
 ) -> None:
     """Send a signal to processes and their children (default: KILL).

@@ -235,7 +235,7 @@ def usage(*, sandbox: SandboxId, json_output: JsonOutput = False) -> None:
 def rm(
     *,
     sandboxes: Annotated[
-        list[str] | None, typer.Argument(metavar="SANDBOX...", help="Ids or names of sandboxes.", autocompletion=complete_sandboxes)
+        list[str] | None, typer.Argument(metavar="SANDBOX", help="Ids or names of sandboxes.", autocompletion=complete_sandboxes)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="End all live sandboxes.")] = False,
 ) -> None:

@@ -16,7 +16,7 @@ from sandlot.cli.output import age, as_json, note, print_ids, size, table
 snapshots = typer.Typer(help="Create, list, inspect and delete snapshots.", no_args_is_help=True)
 
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id or name.", autocompletion=complete_snapshots)]
-SnapshotNames = Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="Snapshot ids or names.", autocompletion=complete_snapshots)]
+SnapshotNames = Annotated[list[str], typer.Argument(metavar="SNAPSHOT", help="Snapshot ids or names.", autocompletion=complete_snapshots)]
 
 
 @snapshots.command("create")

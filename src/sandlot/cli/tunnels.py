@@ -17,7 +17,7 @@ def forward(
     sandbox: SandboxId,
     ports: Annotated[
         list[PortMapping],
-        typer.Argument(metavar="[LOCAL:]PORT...", help="Local port and port in the sandbox; local port 0 for any free port.", parser=parse_ports),
+        typer.Argument(metavar="[LOCAL:]PORT", help="Local port and port in the sandbox; local port 0 for any free port.", parser=parse_ports),
     ],
 ) -> None:
     """Forward local ports to ports in a sandbox until Ctrl-C.

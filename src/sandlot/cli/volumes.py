@@ -73,7 +73,7 @@ def info(*, volume: Annotated[str, typer.Argument(metavar="VOLUME", help="Volume
 
 
 @volumes.command("rm")
-def rm(*, names: Annotated[list[str], typer.Argument(metavar="VOLUME...", help="Volume ids or names.")]) -> None:
+def rm(*, names: Annotated[list[str], typer.Argument(metavar="VOLUME", help="Volume ids or names.")]) -> None:
     """Delete volumes and their content.
 
     A volume that is mounted in a sandbox is not deleted. Prints each deleted volume as it was given. Exits with status 1 if any could not be

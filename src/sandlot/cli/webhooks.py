@@ -105,7 +105,7 @@ def update(
 
 
 @webhooks.command("rm")
-def rm(*, ids: Annotated[list[str], typer.Argument(metavar="WEBHOOK...", help="Webhook ids.")]) -> None:
+def rm(*, ids: Annotated[list[str], typer.Argument(metavar="WEBHOOK", help="Webhook ids.")]) -> None:
     """Delete webhooks; a delivery in progress may still arrive.
 
     Prints each deleted webhook. Exits with status 1 if any could not be deleted.

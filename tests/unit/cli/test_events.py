@@ -11,11 +11,14 @@ import pytest
 
 from sandlot.cli import events
 from sandlot.cli.main import dispatch
-from sandlot.sdk import EventInfo
+from sandlot.sdk import EventInfo, SandboxInfo
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "\x1b[2J\nnext"
 EVENTS = [EventInfo(number, f"sandbox.kind{number}", AT, "sb-a", "local", {"name": HOSTILE, "none": None}) for number in range(1, 6)]
+
+
+ASKED: list[str | None] = []
 
 
 class FakeClient:
@@ -30,7 +33,15 @@ class FakeClient:
     def events(self) -> Self:
         return self
 
-    def list(self, *, limit: int | None = None, **_: object) -> list[EventInfo]:
+    @property
+    def sandboxes(self) -> Self:
+        return self
+
+    def get(self, name: str) -> SandboxInfo:
+        return SandboxInfo(f"id of {name}", "running", "base")
+
+    def list(self, *, sandbox: str | None, limit: int | None = None) -> list[EventInfo]:
+        ASKED.append(sandbox)
         return EVENTS[3::-1][:limit]
 
     def iter(self, *, after: int, **_: object) -> Iterator[EventInfo]:
@@ -69,3 +80,11 @@ def test_events_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     heads, *lines = out.splitlines()
     assert heads.split() == ["SEQUENCE", "AT", "TYPE", "SANDBOX", "DETAILS"]
     assert [line.endswith("name=\\x1b[2J\\nnext") for line in lines] == [True] * 4
+
+
+def test_filter_accepts_ids_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+    ASKED.clear()
+    for sandbox in ("sb-abcd-abcdefghijklmnop", "box"):
+        assert dispatch(["events", "-n", "1", "--sandbox", sandbox]) == 0
+    capsys.readouterr()
+    assert ASKED == ["sb-abcd-abcdefghijklmnop", "id of box"]
