@@ -222,6 +222,7 @@ def files(sandbox: Sandbox) -> None:
     with files.read("/x", "stream") as stream:
         assert_type(stream, FileStream)
     assert_type(files.write("/x", b"y", user="root", mode=0o600, append=True), FileEntry)
+    assert_type(files.write("/x", b"y", in_place=True), FileEntry)
     assert_type(files.write_many({"/x": "y", "/z": b"z"}), list[FileEntry])
     assert_type((files.list("/"), files.stat("/x"), files.exists("/x"), files.make_dir("/d")), tuple[list[FileEntry], FileEntry, bool, bool])
     assert_type((files.move("/x", "/y", overwrite=True), files.rename("/y", "/x"), files.remove("/x")), tuple[FileEntry, FileEntry, int])

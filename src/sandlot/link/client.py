@@ -2,7 +2,7 @@
 
 - The host gives each call an id of 16 bytes, so that the guest recognizes a call that the host repeats on a new link.
 - If the task that waits for a call is cancelled, the stream of the call is reset. A process or cell that the call started keeps running, and a later
-  call can attach to it. An incomplete upload leaves the old file unchanged, unless the upload appends to the file.
+  call can attach to it. An incomplete upload leaves the old file unchanged, unless the upload appends to the file or writes in place.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Upload(Call[Entry]):
 
         Raises:
             SandlotError: The guest responded with an error, or the link has ended.
-            Exception: Reading ``chunks`` raised this exception. The guest discards the incomplete upload, unless the upload appends to a file.
+            Exception: Reading ``chunks`` raised this exception. The guest discards the incomplete upload, unless the upload appends to a file or
+                writes in place.
         """
         sending = asyncio.ensure_future(self._send_all(chunks))
         try:
@@ -160,11 +161,12 @@ class FileRequests:
         mode: int | None = None,
         parents: bool = True,
         append: bool = False,
+        in_place: bool = False,
     ) -> Entry:
         """Write a file, and return its properties.
 
-        Unless ``append`` is true, the guest writes a temporary file and renames it at the end. After an incomplete transfer, the old file is
-        therefore unchanged.
+        Unless ``append`` or ``in_place`` is true, the guest writes a temporary file and renames it at the end. After an incomplete transfer, the
+        old file is therefore unchanged.
 
         Args:
             path: Path of the file.
@@ -172,14 +174,15 @@ class FileRequests:
             user: Account that writes the file.
             mode: Permission bits. None keeps the bits of an existing file; a new file gets 0644.
             parents: True to create missing folders.
-            append: True to append to the existing file in place.
+            append: True to append to the existing file.
+            in_place: True to truncate the existing file and write to it; ``mode`` then applies only to a new file. Not with ``append``.
 
         Raises:
             SandlotError: The guest responded with an error, such as a full disk or a missing permission, or the link has ended.
             Exception: Reading ``chunks`` raised this exception.
         """
         self._session.check_usable()
-        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append}
+        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append, "in_place": in_place}
         return await Upload(self._session.transport, args, call_id=new_call_id()).run(chunks)
 
     async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:

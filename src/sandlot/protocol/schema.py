@@ -240,9 +240,10 @@ CALLS: dict[str, dict[str, Any]] = {
         "result": {"bytes": "int"},
     },
     # The guest writes the content to a temporary file, and renames this file when the host's END arrives. An incomplete transfer therefore leaves
-    # the old file unchanged. If ``append`` is true, the guest writes to the existing file directly.
+    # the old file unchanged. If ``append`` is true, the guest writes to the existing file directly. in_place: true to truncate an existing file and
+    # write to it directly; ``mode`` then applies only to a new file. ``append`` and ``in_place`` are not both true.
     "file.write": {
-        "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool"},
+        "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool", "in_place": "bool"},
         "events": {},
         "result": _ENTRY,
     },

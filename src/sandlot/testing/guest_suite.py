@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -42,6 +43,24 @@ class GuestFilesSuite:
         content = bytes(range(256)) * 4096
         await sandbox.link.files.write("/home/user/large", content)
         assert await _read(sandbox.link, "/home/user/large") == content
+
+    async def test_write_in_place_keeps_the_mode_and_what_an_interrupted_upload_wrote(self, sandbox: ConnectedSandbox) -> None:
+        link, path = sandbox.link, "/home/user/in-place/file"
+        created = await link.files.write(path, b"old content", mode=0o666, in_place=True)
+        assert (created.size, created.mode) == (11, 0o666)
+        written = await link.files.write(path, b"new", mode=0o600, in_place=True)
+        assert (written.size, written.mode) == (3, 0o666)
+        assert await _read(link, path) == b"new"
+
+        async def interrupted() -> AsyncIterator[bytes]:
+            yield b"x" * 2 * WINDOW_BYTES
+            raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            await link.files.write(path, interrupted(), in_place=True)
+        content = await _read(link, path)
+        assert WINDOW_BYTES <= len(content) <= 2 * WINDOW_BYTES
+        assert set(content) == set(b"x")
 
     async def test_folder_is_listed_by_name_and_in_pages(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
@@ -81,7 +100,9 @@ class GuestFilesSuite:
             "folders below a file": link.files.mkdir("/home/user/refused/file/below/more"),
             "not empty": link.files.remove("/home/user/refused"),
             "into itself": link.files.move("/home/user/refused", "/home/user/refused/inner"),
+            "folder in place": link.files.write("/home/user/refused", b"", in_place=True),
             "denied": link.files.write("/root/file", b""),
+            "denied in place": link.files.write("/etc/passwd", b"", in_place=True),
             "exists": link.files.mkdir("/home/user/refused/file", parents=False),
         }.items():
             with pytest.raises(SandlotError) as refused:
@@ -97,7 +118,9 @@ class GuestFilesSuite:
             "folders below a file": "path_not_directory",
             "not empty": "path_not_empty",
             "into itself": "invalid_request",
+            "folder in place": "path_is_directory",
             "denied": "permission_denied",
+            "denied in place": "permission_denied",
             "exists": "path_exists",
         }
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.executions import Output
 from sandlot.model.faults import Fault
-from sandlot.model.specs import User
+from sandlot.model.specs import ProcessSpec, User, shell_argv
 from tests.support.lives import Inside
 
 
@@ -49,6 +50,48 @@ async def test_a_full_disk_is_said_and_loses_nothing(inside: Inside) -> None:
     assert (refused.value.code, refused.value.fault) == (ErrorCode.DISK_FULL, Fault.LIMIT)
     assert await read(inside, "/workspace/full/file") == b"old"
     await inside.link.files.write("/workspace/full/other", b"room again")
+
+
+async def test_write_in_place_keeps_inode_owner_mode_links_and_open_descriptors(inside: Inside) -> None:
+    await inside.sh("mkdir -p in-place && cd in-place && echo old-old > file && chmod 666 file && ln file hard && ln -s file soft")
+    before = await inside.sh("stat -c '%i %u %g %a %h' in-place/file")
+    open_in_advance = "cd in-place; exec 3< file; touch opened; until [ -e written ]; do sleep 0.05; done; cat <&3"
+    reader = await inside.link.processes.start(ProcessSpec(shell_argv(open_in_advance), timeout_s=60))
+    await inside.sh("until [ -e in-place/opened ]; do sleep 0.05; done")
+    await inside.link.files.write("/workspace/in-place/soft", b"new\n", user=User.ROOT, mode=0o600, in_place=True)
+    await inside.link.files.write("/workspace/in-place/written", b"")
+    assert b"".join([item.data async for item in reader if isinstance(item, Output)]) == b"new\n"
+    assert await inside.sh("cd in-place; stat -c '%i %u %g %a %h' file; cat hard; readlink soft") == f"{before}new\nfile\n"
+
+
+async def test_write_in_place_into_a_folder_of_another_user(inside: Inside) -> None:
+    await inside.sh("mkdir -p /srv/in-place && echo old > /srv/in-place/file && chmod 666 /srv/in-place/file", user=User.ROOT)
+    await inside.link.files.write("/srv/in-place/file", b"new", in_place=True)
+    assert await read(inside, "/srv/in-place/file") == b"new"
+    await inside.sh("echo old > /tmp/of-the-user")
+    assert (await inside.link.files.write("/tmp/of-the-user", b"new", user=User.ROOT, in_place=True)).uid == 1000
+
+
+async def test_write_in_place_on_a_full_disk_is_reported_and_leaves_a_part(inside: Inside) -> None:
+    await inside.link.files.write("/workspace/full-in-place", b"old")
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.files.write("/workspace/full-in-place", b"z" * (80 << 20), in_place=True)
+    assert (refused.value.code, refused.value.fault) == (ErrorCode.DISK_FULL, Fault.LIMIT)
+    assert await read(inside, "/workspace/full-in-place", length=8) == b"zzzzzzzz"
+    await inside.link.files.write("/workspace/full-in-place", b"room again", in_place=True)
+    assert await read(inside, "/workspace/full-in-place") == b"room again"
+
+
+async def test_write_in_place_refuses_other_kinds_of_files_and_never_blocks(inside: Inside) -> None:
+    await inside.sh("mkfifo /tmp/in-place-fifo && ln -s /tmp/in-place-fifo /tmp/in-place-link && ln -s /etc/shadow /tmp/in-place-shadow")
+    for path in ("/tmp/in-place-fifo", "/tmp/in-place-link", "/dev/zero", "/dev/null", "/workspace", "/run/sandlot/guest.sock"):
+        with pytest.raises(SandlotError) as refused:
+            await inside.link.files.write(path, b"x", user=User.ROOT, in_place=True)
+        assert refused.value.code == (ErrorCode.PATH_IS_DIRECTORY if path == "/workspace" else ErrorCode.PATH_NOT_REGULAR), path
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.files.write("/tmp/in-place-shadow", b"x", in_place=True)
+    assert refused.value.code == ErrorCode.PERMISSION_DENIED
+    assert b"root:" in await read(inside, "/etc/shadow", user=User.ROOT)
 
 
 async def test_modes_are_kept_and_can_be_set(inside: Inside) -> None:

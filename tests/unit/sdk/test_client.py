@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -16,6 +17,17 @@ from sandlot.sdk.http import ConnectionLostError
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
 
+FILE_ENTRY = {
+    "name": "x",
+    "path": "/x",
+    "kind": "file",
+    "size_bytes": 1,
+    "mode": 0o644,
+    "uid": 1000,
+    "gid": 1000,
+    "modified_at": "2026-01-01T00:00:00Z",
+    "target": None,
+}
 DONE = {"id": "p1", "exit_code": 0, "reason": "exited", "signal": None, "duration_s": 0.1}
 
 
@@ -65,6 +77,18 @@ def test_an_upload_that_cannot_be_sent_twice_is_not(service: Script, sandbox: Sa
     with pytest.raises(UnavailableError):
         sandbox.files.write("/x", iter([b"a", b"b"]))
     assert [seen.body for seen in service.seen] == [b"ab"]
+
+
+def test_options_of_a_write_are_query_parameters(service: Script, sandbox: Sandbox) -> None:
+    service.say(Reply(200, FILE_ENTRY))
+    sandbox.files.write("/x", "y")
+    sandbox.files.write("/x", "y", in_place=True)
+    sandbox.files.write("/x", "y", append=True, mode=0o600)
+    assert [parse_qs(seen.query) for seen in service.seen] == [
+        {"path": ["/x"]},
+        {"path": ["/x"], "in_place": ["true"]},
+        {"path": ["/x"], "append": ["true"], "mode": ["384"]},
+    ]
 
 
 async def test_async_upload_of_pieces_is_not_sent_again(service: Script, async_sandbox: AsyncSandbox) -> None:

@@ -52,9 +52,10 @@ class FileService:
         mode: int | None = None,
         parents: bool = True,
         append: bool = False,
+        in_place: bool = False,
         user: User = User.USER,
     ) -> Entry:
-        """Write a file. The old content is replaced in one step, after the last chunk. If the call is cancelled, the old file stays.
+        """Write a file. The old file is replaced in one step, after the last chunk. If the call is cancelled, the old file stays.
 
         Args:
             principal: Caller.
@@ -64,6 +65,8 @@ class FileService:
             mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
             parents: Create missing parent folders.
             append: Append to the existing content instead of replacing the content.
+            in_place: Truncate an existing file and write to it instead of replacing the file. Its inode, owner, mode and hard links stay, and
+                ``mode`` is ignored. If the call fails or is cancelled, the file has the part that was written. Not with ``append``.
             user: User that writes the file.
 
         Raises:
@@ -71,7 +74,7 @@ class FileService:
             Exception: Reading ``chunks`` raised this exception.
         """
         live = self._registry.find(sandbox, principal)
-        return await write(live, path, chunks, user=user, mode=mode, parents=parents, append=append)
+        return await write(live, path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place)
 
     async def list(self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER) -> Listing:
         """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries."""
@@ -160,13 +163,25 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
 
 
 async def write(
-    sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User, mode: int | None = None, parents: bool = True, append: bool = False
+    sandbox: Sandbox,
+    path: str,
+    chunks: AsyncIterable[bytes],
+    *,
+    user: User,
+    mode: int | None = None,
+    parents: bool = True,
+    append: bool = False,
+    in_place: bool = False,
 ) -> Entry:
     """Write a file of a live sandbox: :meth:`FileService.write`."""
     check_path(path)
     _check_mode(mode)
+    if append and in_place:
+        raise InvalidRequestError(
+            "`append` and `in_place` exclude each other.", hint="Pass only `append` to keep the content of the file.", fields={"field": "in_place"}
+        )
     async with sandbox.connection(None) as link:
-        return await link.files.write(path, chunks, user=user, mode=mode, parents=parents, append=append)
+        return await link.files.write(path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place)
 
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:

@@ -112,6 +112,10 @@ class Upload:
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
             return
+        if self._call.args["in_place"] and earlier is not None:
+            # Without O_CREAT, which fs.protected_regular refuses for files of others in /tmp.
+            self._fd = open_regular(self._path, os.O_WRONLY | os.O_TRUNC, self._account)
+            return
         # The temporary name does not contain the target's name, which may already have the maximum length of 255 bytes.
         self._temporary = f"{folder}/.{self._call.id}.part"
         try:
@@ -124,7 +128,7 @@ class Upload:
             raise path_error(error, self._path) from None
 
     def _stat_target(self) -> os.stat_result | None:
-        """Return the stat(2) result of the file that the upload will replace; None if the file does not exist.
+        """Return the stat(2) result of the file that the upload will write or replace; None if the file does not exist.
 
         If the path is a link, set the path of the upload to the link's target, so that the upload does not replace the link itself.
 
@@ -177,7 +181,7 @@ class Upload:
             self._call.respond(error)
 
     def _abort(self) -> None:
-        """Remove the incomplete temporary file, and forget the call. Unless the upload appends, the file at the upload's path does not change."""
+        """Remove the incomplete temporary file, and forget the call. What was written without a temporary file stays."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -108,8 +108,13 @@ class AsyncFiles:
                 f"{path} is not UTF-8 text: byte {error.start} is invalid.", hint='Read the file with `format="bytes"`.', fields={"path": path}
             ) from error
 
-    async def write(self, path: str, data: backend.Data, *, user: str | None = None, mode: int | None = None, append: bool = False) -> FileEntry:
+    async def write(
+        self, path: str, data: backend.Data, *, user: str | None = None, mode: int | None = None, append: bool = False, in_place: bool = False
+    ) -> FileEntry:
         """Write a file. Missing parent directories are created.
+
+        An existing file is replaced when all data has arrived; an interrupted write does not change the file. With ``append`` or ``in_place``, an
+        interrupted write leaves the part that has arrived.
 
         Args:
             path: Path of the file.
@@ -117,12 +122,14 @@ class AsyncFiles:
             user: Owner of the file: ``user`` (default) or ``root``.
             mode: Permission bits. Default: 0o644.
             append: Append to the file instead of replacing it.
+            in_place: Write into an existing file instead of replacing it, for programs that have the file open or watch it: its inode, owner, mode
+                and hard links stay, and ``mode`` is ignored. Not with ``append``.
 
         Raises:
             ForbiddenError: ``permission_denied``.
             LimitError: The disk of the sandbox is full.
         """
-        params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None)
+        params = requests.omit_none(path=path, user=user, mode=mode, append="true" if append else None, in_place="true" if in_place else None)
         content = requests.encode_text(data) if isinstance(data, str) else data
         response = await self._transport.request(
             "PUT", f"{self._path}/content", params=params, content=content if isinstance(content, bytes) else backend.chunks(content)

@@ -93,7 +93,12 @@ class WriteFileQuery(PathQuery):
     """File to write."""
 
     mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
-    append: bool = Field(default=False, description="Append to the file instead of replacing its content.")
+    append: bool = Field(default=False, description="Append to the file instead of replacing it.")
+    in_place: bool = Field(
+        default=False,
+        description="Write into an existing file instead of replacing it: its inode, owner, mode and hard links stay, and `mode` is ignored. "
+        "Not with `append`.",
+    )
     parents: bool = Field(default=True, description="Create missing parent directories.")
 
 
@@ -213,7 +218,7 @@ async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: 
 )
 @streams_body
 async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
-    """Write a file. An interrupted upload does not change an existing file."""
+    """Write a file. An interrupted upload does not change an existing file, except with `append` or `in_place`, where a part is written."""
     work = get_node(request).files.write(
         get_principal(request),
         sandbox,
@@ -222,6 +227,7 @@ async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request
         mode=query.mode,
         parents=query.parents,
         append=query.append,
+        in_place=query.in_place,
         user=User(query.user),
     )
     return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))

@@ -571,21 +571,28 @@ class MemoryGuest:
         uid, args, body = _checked(call), call.args, bytearray()
         try:
             self.files.check_write(args["path"], uid, parents=args["parents"])
+            in_place = args["in_place"] and self.files.exists(args["path"])
+            if in_place:
+                self.files.write(args["path"], b"", uid)
         except FileError as error:
             raise RpcError(error.code, error.message) from None
 
         def take(channel: int, data: bytes, credit: int) -> None:
             if channel == schema.BODY:
-                body.extend(data)
                 try:
-                    self.files.check_room(len(body))
+                    if in_place:
+                        self.files.write(args["path"], data, uid, append=True)
+                    else:
+                        body.extend(data)
+                        self.files.check_room(len(body))
                 except FileError as error:
                     call.fail(error.code, error.message)
             call.consumed(credit)
 
         def finish() -> None:
             try:
-                self.files.write(args["path"], bytes(body), uid, mode=args["mode"], parents=args["parents"], append=args["append"])
+                if not in_place:
+                    self.files.write(args["path"], bytes(body), uid, mode=args["mode"], parents=args["parents"], append=args["append"])
                 call.result(**self.files.stat(args["path"], uid))
             except FileError as error:
                 call.fail(error.code, error.message)

@@ -86,6 +86,47 @@ async def test_an_upload_that_breaks_off_leaves_the_old_file(at: Bench, http: ht
 
 
 @pytest.mark.real_guest
+async def test_write_in_place_keeps_inode_links_and_mode(http: httpx.AsyncClient, url: str) -> None:
+    describe = {"command": "stat -c '%i %a %h' file; cat hard; readlink soft"}
+    await http.post(url + "/processes", json={"command": "echo old-old > file; chmod 640 file; ln file hard; ln -s file soft"})
+    before = (await http.post(url + "/processes", json=describe)).json()["stdout"]
+    where = {"path": "/workspace/soft", "mode": "384", "in_place": "true"}
+    assert (await http.put(url + CONTENT, params=where, content=b"new\n")).json()["mode"] == 0o640
+    assert (await http.post(url + "/processes", json=describe)).json()["stdout"] == before.replace("old-old", "new")
+    await http.post(url + "/processes", json={"command": "mkfifo fifo"})
+    problem(await http.put(url + CONTENT, params={"path": "/workspace/fifo", "in_place": "true"}, content=b"x"), 400, "path_not_regular")
+
+
+async def test_write_in_place_refuses_append(http: httpx.AsyncClient, url: str) -> None:
+    where = {"path": "/workspace/file"}
+    await http.put(url + CONTENT, params=where, content=b"old")
+    refused = await http.put(url + CONTENT, params={**where, "in_place": "true", "append": "true"}, content=b"new")
+    assert problem(refused, 400, "invalid_request")["fields"] == {"field": "in_place"}
+    assert (await http.get(url + CONTENT, params=where)).content == b"old"
+
+
+async def test_interrupted_write_in_place_leaves_the_part_that_was_written(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+    where = {"path": "/workspace/file"}
+    await http.put(url + CONTENT, params=where, content=b"old")
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"new" * 20_000
+        await asyncio.Event().wait()
+
+    uploading = asyncio.create_task(http.put(url + CONTENT, params={**where, "in_place": "true"}, content=endless()))
+
+    async def is_partly_written() -> bool:
+        return (await http.get(url + CONTENT, params=where)).content.startswith(b"new")
+
+    await until(is_partly_written)
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    await until(lambda: at.sandboxes.held == 1)
+    assert (await http.get(url + CONTENT, params=where)).content.startswith(b"new")
+
+
+@pytest.mark.real_guest
 async def test_a_download_that_nobody_reads_holds_no_memory_and_ends_with_its_client(http: httpx.AsyncClient, url: str) -> None:
     await http.post(url + "/processes", json={"command": "truncate -s 200000000 big"})
     before = resident()
