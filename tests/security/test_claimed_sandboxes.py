@@ -100,7 +100,7 @@ def rig(service: LocalService, isolation: str) -> Iterator[Rig]:
         second = stack.enter_context(service.create(TEMPLATE, envs={"OWN": "second"}))
         info = service.client.pools.get(pool.id)
         service.client.pools.delete(pool.id)
-        assert info.claims["hot"] == 2, info
+        assert info.claims["warm"] == 2, info
         # Another limit is another kind: there is neither a pool nor a template snapshot of it.
         booted = stack.enter_context(service.create(TEMPLATE, memory="1025M", envs={"OWN": "booted"}))
         yield Rig(service, [first, second], booted, second.commands.list(), (told(second, LOOK), told(booted, LOOK)))

@@ -101,7 +101,7 @@ def test_service_has_its_own_control_group_and_children_leave_it(service: LocalS
         assert max(scores) >= 900
         assert min(scores) >= 0
     own = int(Path(f"/proc/{service.pid}/oom_score_adj").read_text())
-    missing = [record["missing"] for record in service.records() if record["event"] == "unprotected"]
+    missing = [record["missing"] for record in service.records() if record["event"] == "service.unprotected"]
     assert own == OOM_SCORE or any("score" in what for what in missing), missing
     assert not any("group" in what for what in missing), missing
 

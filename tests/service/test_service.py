@@ -51,7 +51,7 @@ def test_second_service_of_a_data_directory_names_the_first(service: LocalServic
     command = [sys.executable, "-m", "sandlot.server", "--local"]
     second = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert second.returncode == 3
-    assert f"process {service.pid}" in second.stderr
+    assert f"Process {service.pid} already" in second.stderr
     assert service.client.service.version().version
 
 

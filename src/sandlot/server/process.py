@@ -92,7 +92,7 @@ async def serve(settings: Settings, *, local: bool) -> None:
     async with open_service(settings, keep=True) as service:
         with service_cgroup(control_groups(), service.node.id) as missing:
             for protection in missing:
-                _log.warning("unprotected", missing=protection)
+                _log.warning("service.unprotected", missing=protection, hint="Run the service as root, with CAP_SYS_RESOURCE.")
             await _listen(service, local=local)
 
 
@@ -183,7 +183,9 @@ class Server(uvicorn.Server):
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals > 1:
-            _log.warning("ended_at_once", signal=number.name, hint="Start the service again; it adopts the sandboxes that are left.")
+            _log.warning(
+                "service.exited_without_shutdown", signal=number.name, hint="Start the service again; it adopts the sandboxes that are left."
+            )
             os._exit(128 + number)
         self._service.stop.set()
 
@@ -197,7 +199,7 @@ class Server(uvicorn.Server):
             if idle_exit_s is not None:
                 log_config.rotate_log(self._service.settings.data_dir / LOG)
             if idle_exit_s is not None and self._service.internals.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
-                _log.info("idle", seconds=idle_exit_s)
+                _log.info("service.idle_exit", idle_s=idle_exit_s)
                 break
         self._service.internals.manager.refuse()
         self.should_exit = True

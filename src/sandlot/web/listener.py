@@ -66,7 +66,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
 
     Args:
         args: Arguments of uvicorn's protocol.
-        max_connections: Maximum connections on TCP, and on the unix socket.
+        max_connections: Maximum number of connections on TCP; the unix socket has a limit of the same size.
         kwargs: Arguments of uvicorn's protocol.
     """
 

@@ -127,7 +127,8 @@ class FileStore:
             name = known.filename
             if name in {"", ".", ".."} or "/" in name or "\0" in name:
                 raise InvalidRequestError(
-                    f"The stored file has the name {name!r}, which leads out of the directory.", hint="Pass the whole path of the copy."
+                    f"The stored file has the name {name!r}, which leads out of the directory.",
+                    hint="Pass the path of a local file as `local`, with a name of your choice.",
                 )
             target /= name
         part = backend.in_thread(PartialFile.create, target, False)

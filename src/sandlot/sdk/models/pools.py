@@ -38,7 +38,7 @@ class PoolInfo:
         ready: Number of warm sandboxes that are ready now.
         filling: Number of sandboxes that are being started.
         prepared_ready: Number of prepared sandboxes that are ready now.
-        claims: Number of creates by start path, since the start of the service.
+        claims: Number of create requests that match the pool, by how their sandbox started, since the start of the service.
         hit_rate: Share of the creates that got a warm sandbox, 0 to 1; None before the first create.
         snapshot: Snapshot of the template; None if there is none.
         error: Reason why the last sandbox could not be started; empty if it was.

@@ -179,7 +179,7 @@ class PartialFile:
         self._shown = shown
         self._part = ""
         self._fd = -1
-        # The limit is in bytes; a character that is cut is left out.
+        # File names are limited in bytes: the name is cut to fit, and a character that the cut would split is left out.
         token = secrets.token_hex(_TOKEN_BYTES)
         kept = _encoded(name)[: PART_NAME_BYTES - len(token) - len("...part")].decode("utf-8", "ignore")
         part = f".{kept}.{token}.part"

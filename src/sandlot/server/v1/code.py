@@ -101,7 +101,7 @@ class DisplayResponse(ResponseModel):
 
     @classmethod
     def of(cls, shown: Display) -> DisplayResponse:
-        """Convert a value of the node."""
+        """Return the response for a displayed result."""
         return cls(data=mime_bundle(shown.data), main=shown.main, metadata=_plain(shown.metadata), display_id=shown.display_id, update=shown.update)
 
 
@@ -114,7 +114,7 @@ class CodeErrorResponse(ResponseModel):
 
     @classmethod
     def of(cls, error: CellError) -> CodeErrorResponse:
-        """Convert a value of the node."""
+        """Return the response for the exception that ended a cell."""
         return cls(name=error.name, value=error.value, traceback=list(error.traceback))
 
 
@@ -130,7 +130,7 @@ class CodeOutcomeResponse(ResponseModel):
 
     @classmethod
     def of(cls, outcome: CodeStatus) -> CodeOutcomeResponse:
-        """Convert a value of the node."""
+        """Return the response for the outcome of a run."""
         return cls(**_cell(outcome))
 
 
@@ -147,7 +147,7 @@ class CodeResultResponse(CodeOutcomeResponse):
 
     @classmethod
     def executed(cls, done: CodeResult) -> CodeResultResponse:
-        """Convert a value of the node."""
+        """Return the response for a code result."""
         return cls(**_executed(done))
 
 
@@ -168,7 +168,7 @@ class CodeOutputResponse(CodeResultResponse):
 
     @classmethod
     def kept(cls, found: CodeResult) -> CodeOutputResponse:
-        """Convert a value of the node."""
+        """Return the response for a code result."""
         at = CodePositionResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 

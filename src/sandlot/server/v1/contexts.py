@@ -32,7 +32,7 @@ class ContextResponse(ResponseModel):
 
     @classmethod
     def of(cls, context: Context) -> ContextResponse:
-        """Convert a value of the node."""
+        """Return the response for a context."""
         return cls(
             id=context.id,
             language=context.language,

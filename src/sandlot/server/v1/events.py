@@ -38,7 +38,7 @@ class EventResponse(ResponseModel):
 
     @classmethod
     def of(cls, record: EventRecord) -> EventResponse:
-        """Convert a value of the node."""
+        """Return the response for an event."""
         event = record.event
         return cls(
             sequence=record.sequence,

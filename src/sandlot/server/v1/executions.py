@@ -52,7 +52,7 @@ class ExecutionResponse(ResponseModel):
 
     @classmethod
     def of(cls, record: ExecutionRecord) -> ExecutionResponse:
-        """Convert a value of the node."""
+        """Return the response for an execution."""
         return cls(
             id=record.id,
             sandbox=record.sandbox,
@@ -107,7 +107,7 @@ class LogEntryResponse(ResponseModel):
 
     @classmethod
     def of(cls, entry: LogEntry) -> LogEntryResponse:
-        """Convert a value of the node."""
+        """Return the response for a log entry."""
         return cls(
             execution=entry.execution,
             at=entry.at,

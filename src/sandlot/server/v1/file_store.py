@@ -43,7 +43,7 @@ class StoredFileResponse(ResponseModel):
 
     @classmethod
     def of(cls, record: FileRecord) -> StoredFileResponse:
-        """Convert a value of the node."""
+        """Return the response for a stored file."""
         return cls(
             id=record.id,
             filename=record.filename,

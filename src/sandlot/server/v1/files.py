@@ -42,7 +42,7 @@ class FileEntryResponse(ResponseModel):
 
     @classmethod
     def of(cls, entry: Entry) -> FileEntryResponse:
-        """Convert a value of the node."""
+        """Return the response for a file or directory."""
         return cls(
             name=entry.name,
             path=entry.path,
@@ -154,7 +154,7 @@ class UploadArchiveResponse(ResponseModel):
 
     @classmethod
     def of(cls, unpacked: Unpacked) -> UploadArchiveResponse:
-        """Convert a value of the node."""
+        """Return the response for an archive that was unpacked."""
         return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
 
 

@@ -57,7 +57,7 @@ class ForksResponse(ResponseModel):
 
     @classmethod
     def of(cls, sandboxes: Sequence[SandboxInfo]) -> ForksResponse:
-        """Convert a value of the node."""
+        """Return the response for a fork batch."""
         return cls(sandboxes=[SandboxResponse.of(sandbox) for sandbox in sandboxes])
 
 
@@ -72,7 +72,7 @@ class ForkTreeNodeResponse(ResponseModel):
 
     @classmethod
     def of(cls, sandbox: SandboxInfo) -> ForkTreeNodeResponse:
-        """Convert a value of the node."""
+        """Return the response for a sandbox in a fork tree."""
         return cls(id=sandbox.id, parent=sandbox.spec.parent, state=str(sandbox.state), name=sandbox.name, created_at=sandbox.created_at)
 
 
@@ -84,7 +84,7 @@ class ForkTreeResponse(ResponseModel):
 
     @classmethod
     def of(cls, tree: ForkTree) -> ForkTreeResponse:
-        """Convert a value of the node."""
+        """Return the response for a fork tree."""
         return cls(root=tree.root, sandboxes=[ForkTreeNodeResponse.of(sandbox) for sandbox in tree.sandboxes])
 
 
@@ -97,7 +97,7 @@ class PromoteResponse(ResponseModel):
 
     @classmethod
     def of(cls, promoted: Promotion) -> PromoteResponse:
-        """Convert a value of the node."""
+        """Return the response for a promotion."""
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})
 
 

@@ -79,7 +79,7 @@ class TemplateSnapshotResponse(ResponseModel):
 
 
 class PoolClaimsResponse(ResponseModel):
-    """Number of matching create requests by start path, since the start of the service."""
+    """Number of create requests that match the pool, by how their sandbox started, since the start of the service."""
 
     warm: int = Field(description="Requests that claimed a warm sandbox.")
     prepared: int = Field(description="Requests for which a prepared sandbox was restored from the template snapshot.")
@@ -109,7 +109,7 @@ class PoolResponse(ResponseModel):
 
     @classmethod
     def of(cls, pool: PoolInfo) -> PoolResponse:
-        """Convert a value of the node."""
+        """Return the response for a pool."""
         held = pool.snapshot
         return cls(
             id=pool.id,

@@ -128,7 +128,7 @@ class ProcessOutcomeResponse(ResponseModel):
 
     @classmethod
     def of(cls, outcome: ProcessOutcome) -> ProcessOutcomeResponse:
-        """Convert a value of the node."""
+        """Return the response for a process outcome."""
         return cls(**_exited(outcome))
 
 
@@ -149,7 +149,7 @@ class ProcessExitEvent(ProcessOutcomeResponse):
 
     @classmethod
     def with_files(cls, outcome: ProcessOutcome, changed: tuple[Sequence[ChangedFile], bool] | None) -> ProcessExitEvent:
-        """Convert a value of the node."""
+        """Return the event for a process outcome."""
         return cls(**_exited(outcome), **changed_files(changed))
 
 
@@ -163,7 +163,7 @@ class CommandResultResponse(ProcessExitEvent):
 
     @classmethod
     def finished(cls, done: CommandResult) -> CommandResultResponse:
-        """Convert a value of the node."""
+        """Return the response for a command result."""
         return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
 
 
@@ -237,7 +237,7 @@ class ProcessResponse(ResponseModel):
 
     @classmethod
     def of(cls, info: ProcessInfo) -> ProcessResponse:
-        """Convert a value of the node."""
+        """Return the response for a process."""
         code = exit_code(info.exit_code, info.signal, info.reason) if not info.running else None
         return cls(
             id=info.process,

@@ -123,7 +123,7 @@ class ProgramResultResponse(ResponseModel):
 
     @classmethod
     def of(cls, result: Result) -> ProgramResultResponse:
-        """Convert a value of the node."""
+        """Return the response for the result of a program."""
         return cls(
             status=result.status,
             fault=result.fault,
@@ -150,7 +150,7 @@ class ProgramBatchItemResponse(ResponseModel):
 
     @classmethod
     def of(cls, done: BatchItem, request_id: str) -> ProgramBatchItemResponse:
-        """Convert a value of the node."""
+        """Return the response for a batch item."""
         if isinstance(done.outcome, SandlotError):
             return cls(index=done.index, result=None, error=Problem(**errors.problem_document(done.outcome, request_id)))
         return cls(index=done.index, result=ProgramResultResponse.of(done.outcome), error=None)

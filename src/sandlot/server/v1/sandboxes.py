@@ -208,7 +208,7 @@ class LimitsResponse(ResponseModel):
 
     @classmethod
     def of(cls, limits: Limits) -> LimitsResponse:
-        """Convert a value of the node."""
+        """Return the response for the limits of a sandbox."""
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
@@ -219,7 +219,7 @@ class NetworkResponse(ResponseModel):
 
     @classmethod
     def of(cls, policy: NetworkPolicy) -> NetworkResponse:
-        """Convert a value of the node."""
+        """Return the response for a network policy."""
         return cls(mode=policy.mode)
 
 
@@ -232,7 +232,7 @@ class SandboxExitResponse(ResponseModel):
 
     @classmethod
     def of(cls, end: Exit) -> SandboxExitResponse:
-        """Convert a value of the node."""
+        """Return the response for the end of a sandbox."""
         return cls(reason=str(end.reason), detail=end.detail, fault=end.fault)
 
 
@@ -267,7 +267,7 @@ class SandboxResponse(ResponseModel):
 
     @classmethod
     def of(cls, sandbox: SandboxInfo) -> SandboxResponse:
-        """Convert a value of the node."""
+        """Return the response for a sandbox."""
         spec = sandbox.spec
         return cls(
             id=sandbox.id,
@@ -347,7 +347,7 @@ class UsageResponse(ResponseModel):
 
     @classmethod
     def of(cls, used: SandboxUsage) -> UsageResponse:
-        """Convert a value of the node."""
+        """Return the response for the usage of a sandbox."""
         usage = used.usage
         return cls(
             cpu_s=usage.cpu_s,
@@ -394,7 +394,7 @@ class VolumeMountResponse(ResponseModel):
 
     @classmethod
     def of(cls, mount: VolumeMount) -> VolumeMountResponse:
-        """Convert a value of the node."""
+        """Return the response for a volume mount."""
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
 

@@ -56,7 +56,7 @@ class ResourcesResponse(ResponseModel):
 
     @classmethod
     def of(cls, amount: Resources) -> Self:
-        """Convert a value of the node."""
+        """Return the response for amounts of resources."""
         return cls(memory_bytes=amount.memory_bytes, disk_bytes=amount.disk_bytes, pids=amount.pids)
 
 
@@ -73,7 +73,7 @@ class CapacityResponse(ResponseModel):
 
     @classmethod
     def of(cls, found: Capacity, max_sandboxes: int) -> Self:
-        """Convert a value of the node."""
+        """Return the response for the capacity of the node."""
         return cls(
             allocatable=ResourcesResponse.of(found.allocatable),
             reserved=ResourcesResponse.of(found.reserved),

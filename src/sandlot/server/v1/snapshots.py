@@ -54,7 +54,7 @@ class SnapshotResponse(ResponseModel):
 
     @classmethod
     def of(cls, record: SnapshotRecord) -> SnapshotResponse:
-        """Convert a value of the node."""
+        """Return the response for a snapshot."""
         spec = record.spec
         return cls(
             id=record.id,

@@ -45,7 +45,7 @@ class VolumeResponse(ResponseModel):
 
     @classmethod
     def of(cls, volume: VolumeInfo) -> VolumeResponse:
-        """Convert a value of the node."""
+        """Return the response for a volume."""
         return cls(
             id=volume.id,
             name=volume.name,

@@ -40,7 +40,7 @@ class FileChangedEvent(ResponseModel):
 
     @classmethod
     def of(cls, event: DirectoryEvent) -> FileChangedEvent:
-        """Convert a value of the node."""
+        """Return the event for a directory event."""
         return cls(path=event.path, kind="directory" if event.folder else "file")
 
 
@@ -51,7 +51,7 @@ class FileMovedEvent(FileChangedEvent):
 
     @classmethod
     def of(cls, event: DirectoryEvent) -> FileMovedEvent:
-        """Convert a value of the node."""
+        """Return the event for a directory event."""
         return cls(path=event.path, kind="directory" if event.folder else "file", source=event.source or "")
 
 
@@ -80,7 +80,7 @@ class WatcherResponse(WatchStartedEvent):
 
     @classmethod
     def of(cls, watch: Watch) -> WatcherResponse:
-        """Convert a value of the node."""
+        """Return the response for a watch."""
         by: Literal["inotify", "scan"] = "scan" if watch.by == "scan" else "inotify"
         return cls(id=watch.id, path=watch.path, recursive=watch.recursive, by=by)
 
@@ -101,7 +101,7 @@ class WatcherEventResponse(ResponseModel):
 
     @classmethod
     def of(cls, event: DirectoryEvent) -> WatcherEventResponse:
-        """Convert a value of the node."""
+        """Return the response for a directory event."""
         values = {"event": event.kind, "path": event.path, "kind": "directory" if event.folder else "file", "source": event.source}
         return cls.model_validate(values)
 

@@ -72,7 +72,7 @@ class WebhookResponse(ResponseModel):
 
     @classmethod
     def of(cls, record: WebhookRecord) -> WebhookResponse:
-        """Convert a value of the node."""
+        """Return the response for a webhook."""
         return cls(**_fields(record))
 
 
@@ -85,7 +85,7 @@ class NewWebhookResponse(WebhookResponse):
 
     @classmethod
     def of(cls, record: WebhookRecord) -> NewWebhookResponse:
-        """Convert a value of the node."""
+        """Return the response for a new webhook, with its secret."""
         return cls(secret=record.secret, **_fields(record))
 
 
