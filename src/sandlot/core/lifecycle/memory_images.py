@@ -46,8 +46,16 @@ class MemoryImages:
         return await asyncio.to_thread(_size_bytes, self.image(id_))
 
     async def make(self, id_: str) -> Path:
-        """Create the folder of a sandbox or snapshot if it does not exist, and return the path for the memory image that a driver writes."""
-        await asyncio.to_thread(lambda: (self.folder / id_).mkdir(mode=0o700, parents=True, exist_ok=True))
+        """Create the folder of a sandbox or snapshot if it does not exist, and return the path for the memory image that a driver writes.
+
+        A cancelled call ends when the folder exists, so that the caller can remove it.
+        """
+        making = asyncio.ensure_future(asyncio.to_thread(_make, self.folder / id_))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait({making})
+            raise
         return self.image(id_)
 
     async def copy(self, image: Path, into: Path) -> int:
@@ -65,6 +73,10 @@ class MemoryImages:
             keep: Ids of the sandboxes or snapshots whose folders are kept.
         """
         return await asyncio.to_thread(_tidy, self.folder, frozenset(keep))
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _link_all(image: Path, into: Path) -> int:

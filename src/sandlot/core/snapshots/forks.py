@@ -259,9 +259,11 @@ class ForkManager:
         reservations: list[Reservation],
         attempt: _Attempt | None,
     ) -> Sequence[Sandbox]:
-        batch = ForkBatch(await self._images.make(image), len(children), max(1, (os.cpu_count() or 1) // 2))
-        tasks = self._create_children(parent, owner, children, batch, reservations, attempt)
+        batch = ForkBatch(self._images.image(image), len(children), max(1, (os.cpu_count() or 1) // 2))
+        tasks: list[asyncio.Task[Sandbox]] = []
         try:
+            await self._images.make(image)
+            tasks = self._create_children(parent, owner, children, batch, reservations, attempt)
             await batch.admitted.wait()
             if not batch.has_failed:
                 async with writer.reserve_disk(self._reservations, parent, SnapshotKind.MEMORY):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandlot.core.admission_controller import AdmissionController
+from sandlot.core.lifecycle import memory_images
 from sandlot.core.resources.reservations import Reservation
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
@@ -169,6 +172,30 @@ async def test_cancelled_fork_leaves_no_child(node: MemoryNode, state: NodeState
         await settled(lambda: live(node) == {parent.id})
         await no_image_is_left(state)
     assert parent.state is State.RUNNING
+
+
+async def test_fork_that_is_cancelled_while_its_folder_is_made_leaves_no_folder(
+    node: MemoryNode, state: NodeState, parent: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, released, make = asyncio.Event(), threading.Event(), memory_images._make
+    loop = asyncio.get_running_loop()
+
+    def make_later(folder: Path) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        released.wait()
+        make(folder)
+
+    monkeypatch.setattr(memory_images, "_make", make_later)
+    forking = asyncio.create_task(fork(node, parent, 2))
+    await reached.wait()
+    forking.cancel()
+    await asyncio.sleep(0)
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    await node.internals.forks.tasks.wait()
+    await no_image_is_left(state)
+    assert live(node) == {parent.id}
 
 
 async def test_tree_has_all_generations_and_promote_ends_the_siblings(node: MemoryNode) -> None:
