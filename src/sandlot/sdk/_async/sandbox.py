@@ -113,7 +113,7 @@ class AsyncSandbox:
             envs: Environment variables of everything that runs in the sandbox.
             timeout: Seconds until the timeout, at most 7 days. Default: 300.
             persistent: Create the sandbox without a timeout.
-            idle_timeout: Seconds without activity after which the sandbox ends. Default: none.
+            idle_timeout: Seconds without activity after which ``on_timeout`` applies. Default: none.
             on_timeout: Action at the timeout: ``kill`` (default), ``pause`` or ``hibernate``.
             auto_resume: Let the next request resume the sandbox while it is paused or hibernated. Default: True.
             cpus: CPU cores; fractions are allowed. Default: 1.
@@ -411,7 +411,7 @@ class AsyncSandbox:
         Args:
             timeout: Seconds from now until the timeout, at most 7 days.
             persistent: True removes the timeout.
-            idle_timeout: Seconds without activity after which the sandbox ends; 0 removes the idle timeout.
+            idle_timeout: Seconds without activity after which ``on_timeout`` applies; 0 removes the idle timeout.
             on_timeout: Action at the timeout: ``kill``, ``pause`` or ``hibernate``.
             auto_resume: Let the next request resume the sandbox while it is paused or hibernated.
             name: New name, unique among the caller's live sandboxes.

@@ -120,7 +120,7 @@ class CreateSandboxRequest(RequestModel):
         default=True, description="Let the next request resume the paused or hibernated sandbox. If false, such a request is refused with 409."
     )
     persistent: bool = Field(default=False, description="Create the sandbox without a timeout.")
-    idle_timeout: float | None = Field(default=None, description="Seconds without activity after which the sandbox is ended. Default: never.")
+    idle_timeout: float | None = Field(default=None, description="Seconds without activity after which `on_timeout` applies. Default: never.")
     file_ids: Annotated[list[Text], Field(max_length=MAX_FILE_IDS)] = Field(
         default_factory=list, description="Ids of stored files to copy into /workspace before the response."
     )
@@ -178,7 +178,7 @@ class UpdateSandboxRequest(RequestModel):
     auto_resume: bool | None = Field(default=None, description="Let the next request resume the paused or hibernated sandbox.")
     persistent: Literal[True] | None = Field(default=None, description="`true` removes the timeout.")
     idle_timeout: float | None = Field(
-        default=None, description="Seconds without activity after which the sandbox is ended; 0 removes the idle timeout."
+        default=None, description="Seconds without activity after which `on_timeout` applies; 0 removes the idle timeout."
     )
     metadata: Metadata | None = Field(default=None, description="Replaces all metadata except names that begin with `sandlot.`.")
     limits: LimitsRequest | None = Field(default=None, description="New limits. `GET /v1/capabilities` tells which limits the host can change.")
