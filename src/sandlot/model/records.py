@@ -300,7 +300,7 @@ class EventRecord:
 
     @property
     def fault(self) -> Fault | None:
-        """Fault class of what happened; None for an event that is no failure."""
+        """Fault class of the failure that the event reports; None for an event that reports none."""
         match self.event.type:
             case "sandbox.ended":
                 reason = self.event.data.get("reason")

@@ -125,7 +125,7 @@ def check_format(folder: Path) -> None:
         raise HostError(
             f"The data directory {folder} has {found}; this version of Sandlot uses format {DATA_FORMAT}.",
             code=ErrorCode.HOST_NOT_READY,
-            hint="Set SANDLOT_DATA_DIR to an empty directory, or start the version of Sandlot that wrote this one.",
+            hint="Set SANDLOT_DATA_DIR to an empty directory, or start the version of Sandlot that wrote this data directory.",
         )
     raise HostError(
         f"{file} holds {text[:64]!r} instead of a format number.",

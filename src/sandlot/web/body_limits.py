@@ -1,7 +1,7 @@
 """The maximum size of a request body, by method and path. Pure.
 
-A route whose endpoint is marked with :func:`streams_body` uses the body while it arrives and takes uploads. All other requests have the limit of JSON
-bodies, also requests to unknown paths and with wrong methods.
+A route whose endpoint is marked with :func:`streams_request_body` uses the body while it arrives and takes uploads. All other requests
+have the limit of JSON bodies, also requests to unknown paths and with wrong methods.
 
 Invariant: The limit is known before the first byte of the body is read, and depends on nothing but the method and the path.
 """
@@ -20,12 +20,12 @@ from sandlot.web.route_table import RouteEntry
 
 JSON_MAX_BYTES: Final = 8 * MIB
 
-_MARK = "_sandlot_streams_body"
+_MARK = "_sandlot_streams_request_body"
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
-def streams_body(endpoint: _Endpoint) -> _Endpoint:
+def streams_request_body(endpoint: _Endpoint) -> _Endpoint:
     """Mark the endpoint of a route that uses the request body while it arrives. Put it below the decorator of the route."""
     setattr(endpoint, _MARK, True)
     return endpoint

@@ -48,7 +48,7 @@ async def get_sandbox_id(request: HTTPConnection, id_or_name: str) -> str:
     return (await get_node(request).sandboxes.get(get_principal(request), id_or_name)).id
 
 
-class SandboxRoute(APIRoute):
+class SandboxNameRoute(APIRoute):
     """A route that takes the name of a sandbox wherever its path has ``{sandbox}``, and passes the id to its endpoint.
 
     The name is resolved once, before the request body is read. This is a class of routes, because a dependency costs a request 10 µs.

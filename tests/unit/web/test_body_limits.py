@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from sandlot.model.specs import KIB, MIB
-from sandlot.web.body_limits import BodyLimits, streams_body
+from sandlot.web.body_limits import BodyLimits, streams_request_body
 from sandlot.web.route_table import allowed_methods, route_entries
 
 router = APIRouter()
 
 
 @router.put("/items/{item}/content")
-@streams_body
+@streams_request_body
 async def write(item: str) -> None: ...
 
 

@@ -39,7 +39,7 @@ from sandlot.compat.pandastack.schemas import (
 from sandlot.compat.vendor import not_supported
 from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.specs import MIB, User
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -116,7 +116,7 @@ async def read_file(sandbox: str, query: Annotated[PathQuery, Query()], request:
 
 
 @router.put("/v1/sandboxes/{sandbox}/fs")
-@streams_body
+@streams_request_body
 async def write_file(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write a file, and create its parent directories. If the upload is incomplete, the old file stays."""
     writing = get_node(request).files.write(get_principal(request), sandbox, query.path, iter_body(request), user=User.ROOT)

@@ -33,7 +33,7 @@ from sandlot.compat.sandbase.schemas import (
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Download
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -94,7 +94,7 @@ async def read_or_list(sandbox: str, query: Annotated[DirectoryQuery, Query()], 
 
 @router.post("/sandboxes/{sandbox}/files")
 @router.post("/sandboxes/{sandbox}/filesystem/upload")
-@streams_body
+@streams_request_body
 async def upload_file(sandbox: str, request: Request) -> Response:
     """Write a file from a form."""
     node, principal = get_node(request), get_principal(request)

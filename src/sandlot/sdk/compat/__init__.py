@@ -1,1 +1,1 @@
-"""Modules that stand for a vendor's client where the vendor publishes none: the names and calls of its documentation, on Sandlot's door for it."""
+"""Clients with the names and calls of a vendor's documentation, for vendors that publish no client."""

@@ -32,7 +32,7 @@ from sandlot.model.streams import Stream
 from sandlot.server.v1.common import EventTable, IdempotencyKey, Problem, documented_response
 from sandlot.server.v1.processes import MAX_WAIT_S, LostEvent, OutputEvent, captured
 from sandlot.web import streaming
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
 
 _TEXT_TYPES = ("text/", "application/json", "application/javascript", "application/xml", "image/svg+xml")
@@ -151,7 +151,7 @@ class CodeResultResponse(CodeOutcomeResponse):
         return cls(**_executed(done))
 
 
-class CodePositionResponse(ResponseModel):
+class CodeOffsetsResponse(ResponseModel):
     """Position in the output of a run."""
 
     events_from: int
@@ -164,12 +164,12 @@ class CodeOutputResponse(CodeResultResponse):
 
     status: str = Field(description=f"`running`; {_STATUS}", examples=["running"])
     done: bool
-    next: CodePositionResponse = Field(description="Position from which the next request reads only new output.")
+    next: CodeOffsetsResponse = Field(description="Position from which the next request reads only new output.")
 
     @classmethod
     def kept(cls, found: CodeResult) -> CodeOutputResponse:
         """Return the response for a code result."""
-        at = CodePositionResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
+        at = CodeOffsetsResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
         return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
 
 
@@ -220,7 +220,7 @@ def _executed(done: CodeResult) -> dict[str, Any]:
     }
 
 
-class CodeAcceptedEvent(ResponseModel):
+class CodeQueuedEvent(ResponseModel):
     """The run was accepted and waits for its turn."""
 
     id: str
@@ -240,7 +240,7 @@ class OutputClearedEvent(ResponseModel):
 
 
 CODE_EVENTS: EventTable = {
-    "accepted": CodeAcceptedEvent,
+    "accepted": CodeQueuedEvent,
     "started": CodeStartedEvent,
     "output": OutputEvent,
     "lost": LostEvent,
@@ -255,7 +255,7 @@ OFFSETS = 3
 
 DIGITS = 18
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/code", tags=["code"], route_class=SandboxNameRoute)
 
 
 @router.post(

@@ -8,7 +8,7 @@ from pydantic import Field
 from sandlot.model.executions import Context
 from sandlot.server.v1.code import InterruptResponse
 from sandlot.server.v1.common import PROBLEM, IdempotencyKey, documented_response
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 
@@ -49,7 +49,7 @@ class ContextsResponse(ResponseModel):
     contexts: list[ContextResponse]
 
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/contexts", tags=["contexts"], route_class=SandboxNameRoute)
 
 
 @router.post("", status_code=201, responses=documented_response(ContextResponse, "The new context.", 201))

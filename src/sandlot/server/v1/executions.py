@@ -17,7 +17,7 @@ from sandlot.model.repositories import Position
 from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.server.v1.processes import StreamName
 from sandlot.web import pagination, streaming
-from sandlot.web.dependencies import SandboxRoute, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, get_node, get_principal
 from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
@@ -168,7 +168,7 @@ LOG_EVENTS: EventTable = {
     "failure": Problem,
 }
 
-router = APIRouter(prefix="/v1", route_class=SandboxRoute)
+router = APIRouter(prefix="/v1", route_class=SandboxNameRoute)
 
 
 @router.get("/executions", tags=["executions"], responses=documented_response(ExecutionsResponse, "A page of executions, newest first."))

@@ -17,8 +17,8 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, AbsolutePath, Cursor, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart, pagination
-from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal, iter_body
+from sandlot.web.body_limits import streams_request_body
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -91,7 +91,7 @@ class ExportFileRequest(RequestModel):
     user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
-router = APIRouter(tags=["file_store"], route_class=SandboxRoute)
+router = APIRouter(tags=["file_store"], route_class=SandboxNameRoute)
 
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}, "description": "Content of the file with its media type."},
@@ -106,7 +106,7 @@ _UPLOAD["requestBody"]["content"][multipart.MULTIPART] = {
 
 
 @router.post("/v1/files", status_code=201, responses=documented_response(StoredFileResponse, "The stored file.", 201), openapi_extra=_UPLOAD)
-@streams_body
+@streams_request_body
 async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -> Response:
     """Upload a file. An interrupted upload stores nothing."""
     principal, files = get_principal(request), get_node(request).file_store

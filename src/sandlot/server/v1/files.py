@@ -16,8 +16,8 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, AbsolutePath, UserName, documented_response, raw_body
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
-from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.body_limits import streams_request_body
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -132,7 +132,7 @@ class DeleteFileResponse(ResponseModel):
     removed: int = Field(description="Number of deleted files and directories.")
 
 
-class FileExistsResponse(ResponseModel):
+class PathExistsResponse(ResponseModel):
     """Existence of a path."""
 
     exists: bool
@@ -186,7 +186,7 @@ class SignedUrlQuery(QueryModel):
     signature: str = Field(description="Signature of the other parameters.")
 
 
-router = APIRouter(tags=["files"], route_class=SandboxRoute)
+router = APIRouter(tags=["files"], route_class=SandboxNameRoute)
 TAR, GZIP = "application/x-tar", "application/gzip"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {TAR: _BINARY, GZIP: _BINARY}, "description": "The archive."}, **PROBLEM}
@@ -216,7 +216,7 @@ async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: 
     responses=documented_response(FileEntryResponse, "The written file."),
     openapi_extra=raw_body("Content of the file."),
 )
-@streams_body
+@streams_request_body
 async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
     """Write a file. An interrupted upload does not change an existing file, except with `append` or `in_place`, where a part is written."""
     work = get_node(request).files.write(
@@ -240,7 +240,7 @@ async def list_directory(sandbox: str, query: Annotated[ListDirectoryQuery, Quer
     return json_response(DirectoryResponse(entries=[FileEntryResponse.of(entry) for entry in listing.entries], more=listing.more))
 
 
-@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(FileExistsResponse, "Existence of the path."))
+@router.get("/v1/sandboxes/{sandbox}/files/exists", responses=documented_response(PathExistsResponse, "Existence of the path."))
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Check whether a path exists."""
     try:
@@ -248,8 +248,8 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
     except SandlotError as error:
         if error.code not in _ABSENT:
             raise
-        return json_response(FileExistsResponse(exists=False))
-    return json_response(FileExistsResponse(exists=True))
+        return json_response(PathExistsResponse(exists=False))
+    return json_response(PathExistsResponse(exists=True))
 
 
 @router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(FileEntryResponse, "The entry."))
@@ -299,7 +299,7 @@ async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, 
     responses=documented_response(UploadArchiveResponse, "Content of the archive."),
     openapi_extra=raw_body("Tar archive, plain or compressed by gzip.", TAR),
 )
-@streams_body
+@streams_request_body
 async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a directory, which is created if it does not exist. Files before an error stay."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
@@ -311,7 +311,7 @@ async def create_signed_url(sandbox: str, body: CreateSignedUrlRequest, request:
     """Create a temporary URL for reading or writing one file without a key. It becomes invalid with the key that created it."""
     grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
     signed = get_node(request).tokens.sign_url(get_principal(request), grant)
-    # A client of the unix socket used no address that is valid elsewhere.
+    # The host name in a request over the unix socket is arbitrary, so the URL gets none.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")
     return json_response(SignedUrlResponse(url=f"{base}{SIGNED_PATH}?{signed.query}", method=body.method, expires_at=signed.expires_at))
 
@@ -330,7 +330,7 @@ async def read_signed(query: Annotated[SignedUrlQuery, Query()], request: Reques
 
 
 @router.put(SIGNED_PATH, responses=documented_response(FileEntryResponse, "The written file."), openapi_extra=raw_body("Content of the file."))
-@streams_body
+@streams_request_body
 async def write_signed(query: Annotated[SignedUrlQuery, Query()], request: Request) -> Response:
     """Write the file of a signed URL."""
     work = get_node(request).files.write(get_principal(request), query.sandbox, query.path, iter_body(request), user=User(query.user))

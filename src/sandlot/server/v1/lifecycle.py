@@ -15,7 +15,7 @@ from pydantic import Field
 from sandlot.model.sandboxes import MAX_CHILDREN, SAME, ForkParams, ForkTree, Promotion, SandboxInfo, check_reserved_names
 from sandlot.server.v1.common import documented_response
 from sandlot.server.v1.sandboxes import SandboxResponse
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 
@@ -101,7 +101,7 @@ class PromoteResponse(ResponseModel):
         return cls(kept=promoted.kept, ended=list(promoted.ended), failed={str(id_): why for id_, why in promoted.failed.items()})
 
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}", route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}", route_class=SandboxNameRoute)
 
 
 @router.post("/pause", tags=["sandboxes"], responses=documented_response(SandboxResponse, "The paused sandbox."))

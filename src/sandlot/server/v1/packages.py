@@ -12,7 +12,7 @@ from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
 from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
 from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, process_events
 from sandlot.web import streaming
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import RequestModel, Texts, json_response
 
 
@@ -34,7 +34,7 @@ class InstallPackagesRequest(RequestModel):
         return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
 
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"], route_class=SandboxNameRoute)
 
 
 @router.post(

@@ -28,8 +28,8 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TE
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, raw_body
 from sandlot.web import streaming
-from sandlot.web.body_limits import streams_body
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.body_limits import streams_request_body
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
 
 StreamName = Literal["stdout", "stderr"]
@@ -337,7 +337,7 @@ PROCESS_EVENTS: EventTable = {"started": ProcessStartedEvent, "output": OutputEv
 
 DIGITS = 18
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["processes"], route_class=SandboxNameRoute)
 
 
 @router.post(
@@ -419,7 +419,7 @@ async def get_output(sandbox: str, process: str, query: Annotated[ProcessOutputQ
     responses=documented_response(StdinResponse, "Position after the write."),
     openapi_extra=raw_body("Bytes for the standard input."),
 )
-@streams_body
+@streams_request_body
 async def write_stdin(sandbox: str, process: str, query: Annotated[WriteStdinQuery, Query()], request: Request) -> Response:
     """Write the body to the standard input of a process. The request waits while the process does not read; with `offset` it can be repeated."""
     work = get_node(request).processes.write_stdin(get_principal(request), sandbox, process, iter_body(request), offset=query.offset)

@@ -31,7 +31,7 @@ from sandlot.model.sandboxes import (
 from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout, VolumeMount
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
 
 MAX_FILE_IDS = 100
@@ -398,7 +398,7 @@ class VolumeMountResponse(ResponseModel):
         return cls(volume=mount.volume, path=mount.path, read_only=mount.read_only)
 
 
-router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], route_class=SandboxNameRoute)
 
 
 _FOUND = documented_response(SandboxResponse, "The live sandbox that has the name; only with `if_exists` `return`.")

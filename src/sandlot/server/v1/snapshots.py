@@ -14,7 +14,7 @@ from sandlot.model.specs import SnapshotKind
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.server.v1.sandboxes import LimitsResponse, NetworkResponse
 from sandlot.web import pagination
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 
@@ -86,7 +86,7 @@ class SnapshotsQuery(QueryModel):
     limit: int = Field(default=100, ge=1, le=1000, description="Maximum number of snapshots of the page.")
 
 
-router = APIRouter(tags=["snapshots"], route_class=SandboxRoute)
+router = APIRouter(tags=["snapshots"], route_class=SandboxNameRoute)
 
 
 @router.post("/v1/sandboxes/{sandbox}/snapshots", status_code=201, responses=documented_response(SnapshotResponse, "The snapshot.", 201))

@@ -36,7 +36,7 @@ from sandlot.model.streams import Duplex
 from sandlot.server.v1.common import documented_response
 from sandlot.server.v1.processes import ProcessOutcomeResponse, ProcessSignalResponse, TerminalSize
 from sandlot.web import errors, websocket
-from sandlot.web.dependencies import SandboxRoute, get_node, get_principal, get_sandbox_id
+from sandlot.web.dependencies import SandboxNameRoute, get_node, get_principal, get_sandbox_id
 from sandlot.web.models import QueryModel, json_response
 from sandlot.web.request_id import get_request_id
 
@@ -51,7 +51,7 @@ class TerminalQuery(QueryModel):
 
 _MESSAGES = "Send input as binary messages, and a JSON object with `resize`, `signal` or `eof` as text."
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/processes", tags=["terminals"], route_class=SandboxNameRoute)
 
 
 @router.post("/{process}/resize", responses=documented_response(ProcessSignalResponse, "Result of the resize."))

@@ -16,12 +16,12 @@ from fastapi import APIRouter, Request, Response, WebSocket
 
 from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.web import duplex, errors, websocket
-from sandlot.web.dependencies import SandboxRoute, get_node, get_principal, get_sandbox_id
+from sandlot.web.dependencies import SandboxNameRoute, get_node, get_principal, get_sandbox_id
 from sandlot.web.request_id import get_request_id
 
 _MESSAGES = 'Send bytes as binary messages, and `{"end": true}` as text after the last one.'
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/ports", route_class=SandboxNameRoute)
 
 
 @router.websocket("/{port}/tunnel", name="tunnels_connect")

@@ -14,7 +14,7 @@ from pydantic import Field
 from sandlot.model.volumes import DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES, MIN_SIZE_BYTES, VolumeInfo
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.server.v1.sandboxes import AttachVolumeRequest, SandboxResponse
-from sandlot.web.dependencies import SandboxRoute, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, get_node, get_principal
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 
@@ -62,7 +62,7 @@ class VolumesResponse(ResponseModel):
     volumes: list[VolumeResponse]
 
 
-router = APIRouter(tags=["volumes"], route_class=SandboxRoute)
+router = APIRouter(tags=["volumes"], route_class=SandboxNameRoute)
 
 
 @router.post("/v1/volumes", status_code=201, responses=documented_response(VolumeResponse, "The new, empty volume.", 201))

@@ -14,7 +14,7 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, AbsolutePath, EventTable, Problem, UserName, documented_response, only_events
 from sandlot.server.v1.files import PathQuery
 from sandlot.web import streaming
-from sandlot.web.dependencies import SandboxRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import RequestModel, ResponseModel, json_response
 
 
@@ -123,7 +123,7 @@ WATCH_EVENTS: EventTable = {
     "failure": Problem,
 }
 
-router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"], route_class=SandboxRoute)
+router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"], route_class=SandboxNameRoute)
 
 
 @router.get("/watch", response_class=Response, responses=only_events(WATCH_EVENTS, "Events of the directory."))

@@ -25,7 +25,7 @@ from sandlot.compat.e2b.envd.schemas import (
     WatchMessage,
 )
 from sandlot.compat.e2b_conventions import PAUSED
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 
 _PROCESS, _FILESYSTEM = "/process.Process", "/filesystem.Filesystem"
 
@@ -52,7 +52,7 @@ async def read_file(query: Annotated[FilesQuery, Query()], request: Request) -> 
 
 @router.post(access.FILES)
 @root_router.post(access.FILES)
-@streams_body
+@streams_request_body
 async def write_files(query: Annotated[FilesQuery, Query()], request: Request) -> Response:
     """Write one file, or the files of a form."""
     return await files.write(request, query)

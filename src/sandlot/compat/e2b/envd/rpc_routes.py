@@ -28,7 +28,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, T
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import MAX_ERRORS
 from sandlot.web.request_id import get_request_id
@@ -162,7 +162,7 @@ def add_client_stream(
         method: Implementation; reads the messages to the end.
     """
 
-    @streams_body
+    @streams_request_body
     async def respond(request: Request) -> Response:
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)

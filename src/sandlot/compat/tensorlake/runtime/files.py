@@ -13,7 +13,7 @@ from sandlot.compat.tensorlake.addressing import RUNTIME, requested_sandbox
 from sandlot.compat.tensorlake.runtime import translate
 from sandlot.compat.tensorlake.runtime.schemas import DirectoryResponse, HealthResponse, InfoResponse, PathQuery
 from sandlot.model.specs import WORKSPACE
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -32,7 +32,7 @@ async def read_file(query: Annotated[PathQuery, Query()], request: Request) -> R
 
 
 @RUNTIME.route("PUT", "/files")
-@streams_body
+@streams_request_body
 async def write_file(query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Write the body to a file. If the upload is incomplete, the old file stays."""
     files, principal, sandbox = get_node(request).files, get_principal(request), await requested_sandbox(request)

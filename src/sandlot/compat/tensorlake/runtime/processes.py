@@ -36,7 +36,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import ExitReason
 from sandlot.model.streams import Stream
 from sandlot.web import streaming
-from sandlot.web.body_limits import streams_body
+from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response
 
@@ -111,7 +111,7 @@ async def send_signal(process: str, body: SignalRequest, request: Request) -> Re
 
 
 @RUNTIME.route("POST", "/processes/{process}/stdin")
-@streams_body
+@streams_request_body
 async def write_stdin(process: str, request: Request) -> Response:
     """Write the body to the standard input of a process, and wait until the process has read enough."""
     sandbox = await requested_sandbox(request)
@@ -210,7 +210,7 @@ async def _client_events(
         stream: Events of the process.
         buffers: Budget for the memory of incomplete lines.
         channels: Channels whose output is sent.
-        with_outcome: Whether start and end of the process are sent.
+        with_outcome: True to send start and end of the process too.
     """
     buffer = LineBuffer(buffers)
     try:
