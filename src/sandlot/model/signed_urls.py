@@ -1,9 +1,10 @@
-"""Signed URLs, each for one file of a sandbox."""
+"""Signed URLs, each for one file of a sandbox, and the scopes of sandbox tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Final
 
 from sandlot.model.specs import User
@@ -34,6 +35,15 @@ class Grant:
     path: str
     user: User = User.USER
     lifetime_s: float = DEFAULT_URL_LIFETIME_S
+
+
+class TokenScope(StrEnum):
+    """Requests that a sandbox token allows."""
+
+    SANDBOX = "sandbox"
+    """All requests about the sandbox."""
+    TERMINALS = "terminals"
+    """Connections to terminals of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

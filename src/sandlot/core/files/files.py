@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Self
 
 from sandlot.core.concurrency import StreamCloser
@@ -15,7 +15,7 @@ from sandlot.core.files import archives
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
-from sandlot.model.access import Principal
+from sandlot.model.access import Principal, Quota, check_upload
 from sandlot.model.errors import InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.files import Download, Entry, Listing, Unpacked
 from sandlot.model.specs import User, check_path
@@ -70,10 +70,13 @@ class FileService:
             user: User that writes the file.
 
         Raises:
-            LimitError: The disk of the sandbox is full (``disk_full``).
+            LimitError: The disk of the sandbox is full (``disk_full``), or the content is larger than the quota of the caller allows
+                (``quota_exceeded``).
             Exception: Reading ``chunks`` raised this exception.
         """
         live = self._registry.find(sandbox, principal)
+        if principal.quota.upload_bytes is not None:
+            chunks = _within_quota(principal.quota, chunks)
         return await write(live, path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place)
 
     async def list(self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER) -> Listing:
@@ -160,6 +163,15 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
         _check_range("length", length)
     async with sandbox.connection() as link:
         return FileDownload(sandbox, await link.files.read(path, user=user, offset=offset, length=length))
+
+
+async def _within_quota(quota: Quota, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the content of an upload as long as its size is within a quota."""
+    size_bytes = 0
+    async for chunk in chunks:
+        size_bytes += len(chunk)
+        check_upload(quota, size_bytes)
+        yield chunk
 
 
 async def write(

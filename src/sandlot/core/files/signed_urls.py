@@ -26,7 +26,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SANDBOX_ID, SandboxId
-from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl, TokenScope
 from sandlot.model.specs import User, check_path
 
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
@@ -121,19 +121,21 @@ class TokenService:
             raise _refused("The API key that signed this URL has expired or was revoked.")
         return principal
 
-    def sandbox_token(self, principal: Principal, sandbox: str) -> str:
-        """Return a token that requests about one sandbox can send instead of the API key of its owner. A sandbox always has the same token."""
+    def sandbox_token(self, principal: Principal, sandbox: str, scope: TokenScope = TokenScope.SANDBOX) -> str:
+        """Return a token that requests about one sandbox can send instead of the API key of its owner. A sandbox has one token for each scope."""
         live = self._registry.find(sandbox, principal)
-        return self._token(live.owner, live.id)
+        return self._token(scope, live.owner, live.id)
 
-    def principal_of_token(self, token: str, id_or_name: str) -> Principal | None:
-        """Return the principal of a sandbox token. None: the token is not valid for this sandbox, or its API key has expired or was revoked.
+    def principal_of_token(self, token: str, id_or_name: str, scope: TokenScope = TokenScope.SANDBOX) -> Principal | None:
+        """Return the principal of a sandbox token.
 
-        The calling code must use the principal only for requests about this sandbox.
+        The calling code must use the principal only for requests about this sandbox that are in the scope. None: the token is not valid for this
+        sandbox and scope, or its API key has expired or was revoked.
 
         Args:
             token: The token, as received.
             id_or_name: Id of the sandbox, or its name: the token must be that of the live sandbox of its owner with this name.
+            scope: Scope that the token must have.
         """
         owner = OwnerId(token.partition(".")[0])
         principal = self._principal_of(owner)
@@ -143,10 +145,10 @@ class TokenService:
         if SANDBOX_ID.fullmatch(id_or_name) is None:
             with suppress(NotFoundError):  # the caller reports that there is no such sandbox
                 id_ = self._registry.find_by_name(id_or_name, principal).id
-        return principal if hmac.compare_digest(self._token(owner, id_).encode(), token.encode("utf-8", "replace")) else None
+        return principal if hmac.compare_digest(self._token(scope, owner, id_).encode(), token.encode("utf-8", "replace")) else None
 
-    def _token(self, owner: OwnerId, sandbox: SandboxId) -> str:
-        digest = hmac.digest(self._secret, json.dumps([_TOKEN_DOMAIN, owner, sandbox]).encode(), hashlib.sha256)
+    def _token(self, scope: TokenScope, owner: OwnerId, sandbox: SandboxId) -> str:
+        digest = hmac.digest(self._secret, json.dumps([_TOKEN_DOMAIN, scope, owner, sandbox]).encode(), hashlib.sha256)
         return f"{owner}.{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
     def _signature(self, signed: _SignedValues) -> str:

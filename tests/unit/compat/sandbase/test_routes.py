@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.compat import common
 from sandlot.compat.sandbase import translate
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import OPERATOR, Quota
 from tests.support.cases import cases
 from tests.support.until import until
 from tests.unit.compat.shared import SharedBench, ok
@@ -132,6 +132,14 @@ def form(*parts: tuple[str, str | None, bytes]) -> bytes:
 async def test_malformed_upload_leaves_no_file(http: httpx.AsyncClient, box: str, content: bytes) -> None:
     refused(await http.post(f"{HERE}/sandboxes/{box}/files", content=content, headers=FORM), 400)
     assert await beside(http, box) == []
+
+
+async def test_file_in_json_counts_against_the_quota_for_uploads(at: SharedBench) -> None:
+    _, secret = await at.service.api_keys.create("small", quota=Quota(upload_bytes=8))
+    async with at.client(secret) as http:
+        box = (await http.post("/v1/sandboxes", json={"template": "base", "limits": {"pids": 32768}})).json()["id"]
+        file = {"path": "/workspace/x", "content": base64.b64encode(b"123456789").decode()}
+        refused(await http.post(f"{HERE}/sandboxes/{box}/filesystem", json=file), 429)
 
 
 async def test_folder_listing_is_complete_up_to_a_limit(at: SharedBench, http: httpx.AsyncClient, box: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,9 @@ async def test_terminal_token_opens_only_its_terminal(at: SharedBench) -> None:
                     pass
             assert told.value.response.status_code == status, path
         refused(await http.get(f"{HERE}/sbx/{box}/api/v1/processes", headers={**token, "Authorization": "Bearer none"}), 401)
+        e2b = {"E2b-Sandbox-Id": box, "X-Access-Token": made["token"]}
+        inside = await http.get("/e2b/files", params={"path": "/etc/passwd"}, headers={**e2b, "Authorization": "Bearer none"})
+        assert inside.status_code == 401
         async with connect(f"ws://127.0.0.1:{port}{HERE}/sbx/{box}{way}", additional_headers=token) as socket:
             await socket.send(b"\x07nonsense")
             with suppress(ConnectionClosed):

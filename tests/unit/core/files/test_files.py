@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.sandboxes import CreateSandboxParams
 from tests.support.node import MemoryNode, run_pending
@@ -52,6 +52,16 @@ async def test_sandbox_is_found_before_the_first_chunk_of_an_upload_is_read(node
             await upload
         assert refused.value.code is ErrorCode.SANDBOX_NOT_FOUND
     assert not was_read
+
+
+async def test_write_beyond_the_quota_for_uploads_is_refused_and_keeps_the_old_file(node: MemoryNode) -> None:
+    limited = Principal(owner=OwnerId("ba9876543210"), name="limited", quota=Quota(upload_bytes=8))
+    sandbox, files = (await node.sandboxes.create(limited, CreateSandboxParams())).id, node.services.files
+    await files.write(limited, sandbox, "/workspace/x", pieces(b"four", b"more"))
+    with pytest.raises(SandlotError) as refused:
+        await files.write(limited, sandbox, "/workspace/x", pieces(b"four", b"more", b"!"))
+    assert refused.value.code is ErrorCode.QUOTA_EXCEEDED
+    assert (await files.stat(limited, sandbox, "/workspace/x")).size == 8
 
 
 async def test_files_of_a_foreign_sandbox_are_not_found(node: MemoryNode, sandbox: str) -> None:

@@ -11,7 +11,7 @@ from sandlot.core.files.signed_urls import TokenService
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, InvalidRequestError, NotFoundError
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant
+from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, TokenScope
 from sandlot.model.specs import User
 from tests.support.node import MemoryNode
 
@@ -143,6 +143,13 @@ async def test_token_stands_for_the_key_in_requests_about_one_sandbox(node: Memo
     assert rig.tokens.principal_of_token(token, rig.sandbox) == SIGNER, "the request itself reports that the sandbox has ended"
     rig.owners.clear()
     assert rig.tokens.principal_of_token(token, rig.sandbox) is None, "the key was revoked"
+
+
+async def test_token_of_one_scope_is_refused_in_another(rig: Rig) -> None:
+    terminals = rig.tokens.sandbox_token(SIGNER, rig.sandbox, TokenScope.TERMINALS)
+    assert rig.tokens.principal_of_token(terminals, rig.sandbox, TokenScope.TERMINALS) == SIGNER
+    assert rig.tokens.principal_of_token(terminals, rig.sandbox) is None
+    assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, rig.sandbox), rig.sandbox, TokenScope.TERMINALS) is None
 
 
 async def test_token_is_refused_for_another_sandbox_of_the_same_name(node: MemoryNode, rig: Rig) -> None:

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse
 from sandlot.compat.e2b import access
 from sandlot.compat.e2b.envd import translate
 from sandlot.compat.e2b.envd.schemas import FilesQuery
-from sandlot.model.access import Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import KIB, User
@@ -85,23 +84,18 @@ async def _content(request: Request) -> AsyncIterator[bytes]:
     encoding = _encoding(request)
     if encoding not in {"", "gzip"}:
         raise InvalidRequestError(f"Content-Encoding {encoding[:20]!r} is not supported.", hint="Use gzip, or none.")
-    chunks = decompress(iter_body(request), get_principal(request).quota) if encoding else iter_body(request)
+    chunks = decompress(iter_body(request)) if encoding else iter_body(request)
     async for chunk in chunks:
         yield chunk
 
 
-async def decompress(chunks: AsyncIterator[bytes], quota: Quota) -> AsyncIterator[bytes]:
+async def decompress(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Decompress gzip with one or more members (RFC 1952).
-
-    Args:
-        chunks: Compressed content.
-        quota: Quota that limits the decompressed size.
 
     Raises:
         InvalidRequestError: The content is not gzip, or incomplete.
-        LimitError: The quota is exceeded (code ``quota_exceeded``).
     """
-    decoder, size_bytes = zlib.decompressobj(_GZIP), 0
+    decoder = zlib.decompressobj(_GZIP)
     async for chunk in chunks:
         rest = chunk
         while rest:
@@ -111,8 +105,6 @@ async def decompress(chunks: AsyncIterator[bytes], quota: Quota) -> AsyncIterato
                 piece = decoder.decompress(rest, CHUNK_BYTES)
             except zlib.error:
                 raise _gzip_error() from None
-            size_bytes += len(piece)
-            check_upload(quota, size_bytes)
             if piece:
                 yield piece
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail

@@ -30,6 +30,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEnded, ProcessEvent
 from sandlot.model.ids import SANDBOX_ID
+from sandlot.model.signed_urls import TokenScope
 from sandlot.model.streams import Duplex
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.models import json_response
@@ -47,7 +48,8 @@ async def open_terminal(body: OpenTerminalRequest, request: Request) -> Response
     """Start a program on a terminal."""
     node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
     info = await node.processes.launch(principal, sandbox, translate.terminal_spec(body), options=_OPTIONS)
-    return json_response(TerminalResponse(session_id=info.process, token=node.tokens.sandbox_token(principal, sandbox)), 201)
+    token = node.tokens.sandbox_token(principal, sandbox, TokenScope.TERMINALS)
+    return json_response(TerminalResponse(session_id=info.process, token=token), 201)
 
 
 @RUNTIME.route("DELETE", "/pty/{process}")
@@ -80,7 +82,7 @@ async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     token = headers.get(TOKEN_HEADER, b"").decode("latin-1") or next(iter(query.get("token", ())), "")
     sandbox = path["sandbox"] or headers.get(SANDBOX_HEADER.lower().encode(), b"").decode("latin-1")
-    return node.tokens.principal_of_token(token, sandbox) if SANDBOX_ID.fullmatch(sandbox) else None
+    return node.tokens.principal_of_token(token, sandbox, TokenScope.TERMINALS) if SANDBOX_ID.fullmatch(sandbox) else None
 
 
 async def _serve(socket: WebSocket, sandbox: str, process: str, connection: Duplex[bytes, ProcessEvent]) -> None:
