@@ -316,24 +316,57 @@ def event_id(event: EventRecord) -> str:
     return f"evt-{event.sequence}"
 
 
-EVENT_TYPES: Final = (
-    "sandbox.created",
-    "sandbox.updated",
-    "sandbox.adopted",
-    "sandbox.paused",
-    "sandbox.resumed",
-    "sandbox.hibernated",
-    "sandbox.woken",
-    "sandbox.forked",
-    "sandbox.promoted",
-    "sandbox.ended",
-    "snapshot.created",
-    "snapshot.deleted",
-    "snapshot.unusable",
-    "volume.created",
-    "volume.deleted",
-)
-"""Event types that a webhook can subscribe to. A test compares them with the API's reference."""
+@dataclass(frozen=True, slots=True)
+class EventType:
+    """A type of event.
+
+    Args:
+        sent: Operation or incident that the event reports, for the reference page.
+        data: Names of the fields of the event's data. :data:`EVENT_DATA` describes them.
+    """
+
+    sent: str
+    data: tuple[str, ...] = ()
+
+
+EVENT_TYPES: Final[Mapping[str, EventType]] = {
+    "sandbox.created": EventType("A sandbox started, also a fork.", ("template", "isolation", "name", "snapshot", "parent", "restored")),
+    "sandbox.updated": EventType("A request changed a running sandbox.", ("changed",)),
+    "sandbox.adopted": EventType("A service started and took over the sandbox of an earlier service."),
+    "sandbox.paused": EventType("A sandbox was paused, by a request or at its timeout."),
+    "sandbox.resumed": EventType("A paused sandbox runs again."),
+    "sandbox.hibernated": EventType("A sandbox was hibernated, by a request or at its timeout.", ("size_bytes",)),
+    "sandbox.woken": EventType("A hibernated sandbox runs again."),
+    "sandbox.forked": EventType("A sandbox was forked.", ("children",)),
+    "sandbox.promoted": EventType("A fork was kept, and its siblings were ended.", ("ended",)),
+    "sandbox.ended": EventType("A sandbox ended, or a sandbox could not be started.", ("reason", "detail", "state")),
+    "snapshot.created": EventType("A snapshot is complete.", ("snapshot", "name", "kind", "size_bytes")),
+    "snapshot.deleted": EventType("A snapshot was deleted.", ("snapshot", "name", "kind")),
+    "snapshot.unusable": EventType("A snapshot can no longer be restored.", ("snapshot", "name", "kind", "reason")),
+    "volume.created": EventType("A volume was created.", ("volume", "name", "size_bytes")),
+    "volume.deleted": EventType("A volume was deleted.", ("volume", "name")),
+}
+"""Event types that a webhook can subscribe to."""
+
+EVENT_DATA: Final[Mapping[str, str]] = {
+    "template": "Template of the sandbox.",
+    "isolation": "Isolation of the sandbox.",
+    "name": "Name of the sandbox, snapshot or volume; null: no name.",
+    "snapshot": "Id of the snapshot. In `sandbox.created`: snapshot that the sandbox started from; missing for other sandboxes.",
+    "parent": "Sandbox that was forked; missing if the sandbox is no fork.",
+    "restored": "`memory` or `files`: the restored part of the snapshot; missing if nothing was restored.",
+    "changed": "Names of the changed properties, such as `timeout`, `metadata` or `limits`.",
+    "size_bytes": "Size of the hibernation image, of the snapshot, or of the volume.",
+    "children": "Ids of the forks.",
+    "ended": "Ids of the ended siblings and of their forks.",
+    "reason": "In `sandbox.ended`: reason of the end, such as `killed` or `oom`; null if it is not known. In `snapshot.unusable`: problem of the "
+    "snapshot.",
+    "detail": "Details of the end, for people.",
+    "state": "State of the ended sandbox.",
+    "volume": "Id of the volume.",
+    "kind": "Kind of the snapshot: `memory` or `files`.",
+}
+"""Fields of the data of events. A field has the same meaning in all events."""
 
 NATIVE_FORMAT: Final = "native"
 """Payload format of the native API's webhooks. Each compatibility API has the payload format of its vendor."""

@@ -8,7 +8,7 @@ Invariants:
 - Every state has one recovery, so a service that is killed at any moment leaves sandboxes that the next service can handle.
 - Names of transient states end in ``-ing``. ``running`` is the only other state whose name ends in ``-ing``.
 
-``Sandbox`` enforces :data:`LIFECYCLE`; ``scripts/states.py`` draws ``docs/reference/sandbox-states.md`` from it.
+``Sandbox`` enforces :data:`LIFECYCLE`; ``scripts/reference.py`` draws ``docs/reference/sandbox-states.md`` from it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.model.records import EVENT_TYPES
 from sandlot.store.store import SqlStore, open_store
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support import marks
@@ -38,10 +39,12 @@ def state(tmp_path: Path) -> NodeState:
 
 @pytest.fixture
 async def node(state: NodeState) -> AsyncIterator[MemoryNode]:
-    """An in-memory node; in the end nothing may be left of its sandboxes."""
+    """An in-memory node; in the end nothing may be left of its sandboxes, and every event has only documented fields."""
     async with open_node(state) as node:
         yield node
     assert state.driver.leftovers() == []
+    for record in state.database.events:
+        assert set(record.event.data) <= set(EVENT_TYPES[record.event.type].data), record.event
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,35 +33,133 @@ OTHER = "other"
 UNMATCHED = "unmatched"
 """Label of a request that matches no route."""
 KINDS = frozenset({"code", "command"})
-OUTCOMES = frozenset({"ok", "error", "timeout", "killed", "died", "exited", "signalled", "pids", "oom", "lost"})
+OUTCOMES = ("ok", "error", "exited", "signalled", "timeout", "pids", "oom", "killed", "died", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """A metric as scrapes and the reference page describe it.
+
+    Args:
+        name: Name, without the suffix ``_total`` of a counter.
+        kind: Type of the metric.
+        help: Counted or measured things.
+        labels: Names of the labels, with their possible values.
+        buckets: Upper bounds of a histogram's buckets.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+
+
+_ISOLATION = "`gvisor`, `container` or another driver"
+_TEMPLATE = "built-in template, or `custom`"
+_KIND = "`code`, `command` or `other`"
+
+METRICS: Final = (
+    MetricDefinition(
+        "sandlot_creates",
+        "counter",
+        "Create requests for sandboxes that were admitted.",
+        {
+            "source": "`template`, `snapshot` or `fork`",
+            "isolation": _ISOLATION,
+            "outcome": "`ok`, or the reason why the sandbox did not start: " + ", ".join(f"`{reason}`" for reason in ExitReason),
+        },
+    ),
+    MetricDefinition(
+        "sandlot_create_seconds", "histogram", "Seconds from the create request to a running sandbox.", {"isolation": _ISOLATION}, CREATE_S
+    ),
+    MetricDefinition(
+        "sandlot_claims",
+        "counter",
+        "Started sandboxes, by start path.",
+        {"path": "`warm`, `prepared`, `restored` or `booted`", "template": _TEMPLATE},
+    ),
+    MetricDefinition(
+        "sandlot_pool",
+        "gauge",
+        "Sandboxes of warm pools.",
+        {"template": _TEMPLATE, "isolation": _ISOLATION, "what": "`ready`, `filling` (being started), `prepared`, or `wanted` (target number)"},
+    ),
+    MetricDefinition("sandlot_pool_failures", "counter", "Pool entries that could not be made.", {"isolation": _ISOLATION}),
+    MetricDefinition("sandlot_pool_evictions", "counter", "Pool entries that were removed because other sandboxes needed their resources."),
+    MetricDefinition("sandlot_template_snapshots", "counter", "Template snapshots.", {"outcome": "`made`, `failed`, or `unusable` at a restore"}),
+    MetricDefinition(
+        "sandlot_sandboxes", "gauge", "Live sandboxes.", {"state": ", ".join(f"`{state}`" for state in State if not is_terminal(state))}
+    ),
+    MetricDefinition("sandlot_runs_begun", "counter", "Executions of code and commands that started.", {"kind": _KIND}),
+    MetricDefinition(
+        "sandlot_runs",
+        "counter",
+        "Executions of code and commands that ended.",
+        {"kind": _KIND, "outcome": ", ".join(f"`{outcome}`" for outcome in (*OUTCOMES, OTHER))},
+    ),
+    MetricDefinition("sandlot_failures", "counter", "Error responses.", {"code": "error code"}),
+    MetricDefinition(
+        "sandlot_http_requests",
+        "counter",
+        "Requests.",
+        {
+            "method": "HTTP method, or `other`",
+            "route": "template of the path, such as `/v1/sandboxes/{sandbox}`, or `unmatched`",
+            "status": "HTTP status, or 0 if the client had disconnected",
+        },
+    ),
+    MetricDefinition(
+        "sandlot_http_request_seconds",
+        "histogram",
+        "Seconds until the end of the response. A stream counts with its whole duration.",
+        {"route": "template of the path, or `unmatched`"},
+        REQUEST_S,
+    ),
+    MetricDefinition("sandlot_event_loop_lag_seconds", "histogram", "Delay of the event loop in seconds, measured twice a second.", buckets=LAG_S),
+    MetricDefinition(
+        "sandlot_store_failures",
+        "counter",
+        "Background writes that the store refused.",
+        {"what": "`executions`, `retention` (removal of old rows), or `defect` (a background task failed unexpectedly)"},
+    ),
+    MetricDefinition("sandlot_executions_lost", "counter", "Entries of the execution log that were lost."),
+    MetricDefinition(
+        "sandlot_packages",
+        "counter",
+        "Events of the package cache.",
+        {
+            "what": "`hits` (served from the cache), `misses` (fetched from upstream), `stale` (expired pages, because upstream did not respond), "
+            "`refused` (by the network mode), `errors`, `mismatches` (wrong digest), `evictions`, `upstream_requests`"
+        },
+    ),
+    MetricDefinition(
+        "sandlot_packages_bytes", "counter", "Bytes of the package cache.", {"what": "`upstream` (received), or `served` (sent to sandboxes)"}
+    ),
+)
+_BY_NAME: Final = {metric.name: metric for metric in METRICS}
 
 
 class Metrics:
     """All metrics of one service, in their own Prometheus registry."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._creates = Counter("sandlot_creates", "Create requests for sandboxes.", ["source", "isolation", "outcome"], registry=registry)
-        self._create_s = Histogram(
-            "sandlot_create_seconds", "Seconds from the request to a running sandbox.", ["isolation"], buckets=CREATE_S, registry=registry
-        )
-        self._runs = Counter("sandlot_runs", "Executions of code and commands that ended.", ["kind", "outcome"], registry=registry)
-        self._begun = Counter("sandlot_runs_begun", "Executions of code and commands that started.", ["kind"], registry=registry)
-        self._failures = Counter("sandlot_failures", "Errors in responses, by code.", ["code"], registry=registry)
-        self._requests = Counter(
-            "sandlot_http_requests", "Requests by the template of their route.", ["method", "route", "status"], registry=registry
-        )
-        self._request_s = Histogram(
-            "sandlot_http_request_seconds", "Seconds until the response ends.", ["route"], buckets=REQUEST_S, registry=registry
-        )
-        self._lag = Histogram("sandlot_event_loop_lag_seconds", "Lag of the event loop.", buckets=LAG_S, registry=registry)
-        self._store = Counter("sandlot_store_failures", "Background writes that the store refused.", ["what"], registry=registry)
-        self._lost = Counter("sandlot_executions_lost", "Entries of the execution log that were never written.", registry=registry)
-        self._claims = Counter("sandlot_claims", "Sandboxes by the way in which they started.", ["path", "template"], registry=registry)
-        self._refills = Counter("sandlot_pool_failures", "Sandboxes that could not be made for a pool.", ["isolation"], registry=registry)
-        self._evicted = Counter("sandlot_pool_evictions", "Pooled sandboxes that were removed for a request that needed room.", registry=registry)
-        self._written = Counter("sandlot_template_snapshots", "Template snapshots: made, failed, or unusable.", ["outcome"], registry=registry)
-        ProcessCollector(registry=registry)
+        self._registry = CollectorRegistry()
+        self._creates = self._counter("sandlot_creates")
+        self._create_s = self._histogram("sandlot_create_seconds")
+        self._runs = self._counter("sandlot_runs")
+        self._begun = self._counter("sandlot_runs_begun")
+        self._failures = self._counter("sandlot_failures")
+        self._requests = self._counter("sandlot_http_requests")
+        self._request_s = self._histogram("sandlot_http_request_seconds")
+        self._lag = self._histogram("sandlot_event_loop_lag_seconds")
+        self._store = self._counter("sandlot_store_failures")
+        self._lost = self._counter("sandlot_executions_lost")
+        self._claims = self._counter("sandlot_claims")
+        self._refills = self._counter("sandlot_pool_failures")
+        self._evicted = self._counter("sandlot_pool_evictions")
+        self._written = self._counter("sandlot_template_snapshots")
+        ProcessCollector(registry=self._registry)
 
     def count_sandboxes(self, states: Callable[[], Iterable[State]]) -> None:
         """Add the number of sandboxes in each state to the metrics.
@@ -73,8 +172,7 @@ class Metrics:
             found = Tally(states())
             return (([str(state)], found[state]) for state in State if not is_terminal(state))
 
-        gauge = partial(GaugeMetricFamily, "sandlot_sandboxes", "Live sandboxes by state.", labels=["state"])
-        self._registry.register(_ReadAtScrape(gauge, by_state))
+        self._registry.register(_ReadAtScrape("sandlot_sandboxes", by_state))
 
     def created(self, source: str, isolation: str, seconds: float) -> None:
         """Count a create request that succeeded.
@@ -153,9 +251,7 @@ class Metrics:
         Args:
             sizes: Returns (template, isolation, part of the pool) -> number of sandboxes. Clients choose none of these labels.
         """
-        text = "Sandboxes of pools: ready, being made, prepared, and the target number."
-        gauge = partial(GaugeMetricFamily, "sandlot_pool", text, labels=["template", "isolation", "what"])
-        self._registry.register(_ReadAtScrape(gauge, lambda: sorted(sizes().items())))
+        self._registry.register(_ReadAtScrape("sandlot_pool", lambda: sorted(sizes().items())))
 
     async def watch_loop(self) -> None:
         """Measure the lag of the event loop every ``LAG_EVERY_S`` seconds, until cancelled."""
@@ -178,37 +274,45 @@ class Metrics:
         def sizes() -> Iterator[tuple[list[str], int]]:
             return (([name.removesuffix("_bytes")], number) for name, number in counted().items() if name.endswith("_bytes"))
 
-        text = "Bytes that the package cache read from upstream and sent to sandboxes."
-        counter = partial(CounterMetricFamily, labels=["what"])
-        self._registry.register(_ReadAtScrape(partial(counter, "sandlot_packages", "Events of the package cache."), events))
-        self._registry.register(_ReadAtScrape(partial(counter, "sandlot_packages_bytes", text), sizes))
+        self._registry.register(_ReadAtScrape("sandlot_packages", events))
+        self._registry.register(_ReadAtScrape("sandlot_packages_bytes", sizes))
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
+
+    def _counter(self, name: str) -> Counter:
+        metric = _BY_NAME[name]
+        return Counter(name, metric.help, list(metric.labels), registry=self._registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        metric = _BY_NAME[name]
+        return Histogram(name, metric.help, list(metric.labels), buckets=metric.buckets, registry=self._registry)
 
 
 class _ReadAtScrape(Collector):
     """One metric whose values are read at each scrape.
 
     Args:
-        create: Creates the metric without values.
+        name: Name of the metric in :data:`METRICS`.
         read: Returns pairs of label values and the value of the metric for these labels.
     """
 
-    def __init__(
-        self, create: Callable[[], GaugeMetricFamily | CounterMetricFamily], read: Callable[[], Iterable[tuple[Sequence[str], int]]]
-    ) -> None:
-        self._create = create
+    def __init__(self, name: str, read: Callable[[], Iterable[tuple[Sequence[str], int]]]) -> None:
+        self._definition = _BY_NAME[name]
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
         """Return the metric without values. The registry calls this method when the metric is registered."""
-        return [self._create()]
+        return [self._empty()]
 
     def collect(self) -> Iterator[Metric]:
         """Return the metric with its current values."""
-        metric = self._create()
+        metric = self._empty()
         for labels, number in self._read():
             metric.add_metric(labels, number)
         yield metric
+
+    def _empty(self) -> GaugeMetricFamily | CounterMetricFamily:
+        family = GaugeMetricFamily if self._definition.kind == "gauge" else CounterMetricFamily
+        return family(self._definition.name, self._definition.help, labels=list(self._definition.labels))

@@ -30,9 +30,9 @@ class EventResponse(ResponseModel):
 
     sequence: int = Field(description="Sequence number, larger than those of earlier events.")
     type: str = Field(description="Type such as `sandbox.created`. Newer versions may add types.")
-    at: datetime
+    at: datetime = Field(description="Time of the event.")
     owner: str = Field(description="Id of the key that owns the object, or `local`.")
-    sandbox: str | None
+    sandbox: str | None = Field(description="Id of the sandbox; null for events of volumes.")
     fault: Fault | None = Field(description="Cause of a failure, such as a sandbox that ran out of memory; null for other events.")
     data: dict[str, Any] = Field(description="Details, depending on the type.")
 

@@ -30,6 +30,17 @@ def test_labels_have_no_values_chosen_by_clients() -> None:
     assert found(counted, "sandlot_http_requests_total") == {("other", "unmatched", "404"): 1}
 
 
+def test_scrape_has_every_defined_metric_and_no_other() -> None:
+    counted = Metrics()
+    counted.count_sandboxes(list)
+    counted.count_pools(dict)
+    counted.count_packages(dict)
+    families = [family for family in text_string_to_metric_families(counted.text().decode()) if family.name.startswith("sandlot_")]
+    assert {(family.name, family.type) for family in families if not family.name.endswith("_created")} == {
+        (metric.name, metric.kind) for metric in metrics.METRICS
+    }
+
+
 async def test_lag_of_the_event_loop_is_measured() -> None:
     counted = Metrics()
     task = asyncio.create_task(counted.watch_loop())
