@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from sandlot.cli.bench.report import ROWS
 from tests.meta.tree import ROOT
 
 SPECIFICATION = (ROOT / "SPECIFICATION.md").read_text(encoding="utf-8")
+PROMISES, _, MEASURED = SPECIFICATION.partition("## Measured")
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-NAMED = re.compile(r"`([\w/.-]+\.py)::(\w+)`")
+# `host_files::name` or `tests/security/test_host_files.py::test_name`, with a class of tests between the two where there is one.
+NAMED = re.compile(r"`([\w/.-]+)::(?:\w+::)?(\w+)`")
+# The folder of the short names from this sentence to the next one, or to the end of the section.
+FOLDER = re.compile(r"\bTests are functions in `([\w/]+/)`")
+NUMBERED = re.compile(r"^\| (\d+\.\d+)\.(\d+) \| (.*) \| (.*) \|$")
+
+
+def sections() -> Iterator[tuple[str, str]]:
+    """Yield each line of the promises with the folder that its short names mean, or an empty string."""
+    folder = ""
+    for line in PROMISES.splitlines():
+        if line.startswith("## "):
+            folder = ""
+        elif found := FOLDER.search(line):
+            folder = found[1]
+        yield folder, line
+
+
+def exists(folder: str, path: str, name: str) -> bool:
+    """Return whether a test exists. Short names stand for `test_*.py` files of `folder`, or for modules of a suite that is shipped."""
+    if path.endswith(".py"):
+        files, function = [path], name
+    elif folder:
+        module = folder + path
+        files, function = [re.sub(r"(\w+)$", r"test_\1.py", module), f"{module}.py"], f"test_{name}"
+    else:
+        return False
+    sources = [(ROOT / file).read_text(encoding="utf-8") for file in files if (ROOT / file).is_file()]
+    return any(re.search(rf"^\s*(async )?def {function}\(", source, re.MULTILINE) for source in sources)
 
 
 def test_tests_that_are_named_exist() -> None:
-    missing = []
-    for path, name in sorted(set(NAMED.findall(SPECIFICATION + SECURITY))):
-        source = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else ""
-        if not re.search(rf"^\s*(async )?def {name}\(", source, re.MULTILINE):
-            missing.append(f"{path}::{name}")
-    assert missing == []
+    named = {(folder, *match) for folder, line in sections() for match in NAMED.findall(line)}
+    named |= {("", *match) for match in NAMED.findall(SECURITY)}
+    assert sorted(test for test in named if not exists(*test)) == []
 
 
 def test_every_promise_is_held_by_something_or_pending() -> None:
-    lines = SPECIFICATION.partition("## Measured")[0].splitlines()
+    lines = PROMISES.splitlines()
     # A table's head is the line above its ruler.
     heads = {number - 1 for number, line in enumerate(lines) if line.startswith("|") and set(line) <= set("|- ")}
     rows = [line for number, line in enumerate(lines) if line.startswith("|") and not {number, number - 1} & heads]
@@ -32,9 +59,21 @@ def test_every_promise_is_held_by_something_or_pending() -> None:
     assert all(line.startswith("- `[pending]`") for line in pending if "pending" in line.lower())
 
 
+def test_numbered_rows_are_short_and_count_from_one_below_their_heading() -> None:
+    wrong, heading, last = [], "", 0
+    for line in PROMISES.splitlines():
+        if found := re.match(r"### (\d+\.\d+) ", line):
+            heading, last = found[1], 0
+        elif row := NUMBERED.match(line):
+            subsection, number, promise, tests = row.groups()
+            last += 1
+            if (subsection, int(number)) != (heading, last) or len(promise) > 160 or not 1 <= len(NAMED.findall(tests)) <= 3:
+                wrong.append(line)
+    assert wrong == []
+
+
 def test_every_figure_names_the_benchmark_that_gives_it() -> None:
-    measured = SPECIFICATION.partition("## Measured")[2]
-    for script in re.findall(r"`(scripts/bench|benchmarks/\w+\.py)[^`]*`", measured):
+    for script in re.findall(r"`(scripts/bench|benchmarks/\w+\.py)[^`]*`", MEASURED):
         assert (ROOT / script).is_file()
-    figures = set(re.findall(r"^\| `([^`]+)`", measured, re.MULTILINE))
+    figures = set(re.findall(r"^\| `([^`]+)`", MEASURED, re.MULTILINE))
     assert figures == set(ROWS)
