@@ -109,6 +109,7 @@ __all__ = [  # noqa: F405 - for type checkers of the star import above, for Pyth
     "QuotaUsage",
     "Resources",
     "Result",
+    "RuntimeInfo",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",

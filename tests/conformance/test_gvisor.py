@@ -17,9 +17,9 @@ from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
-from sandlot.drivers.oci.runtime import content_sha256
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host import disk_images
+from sandlot.host.programs import content_sha256
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import HostError, SandboxEndedError
 from sandlot.model.faults import Fault

@@ -23,11 +23,12 @@ from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.paths import SandboxFolder, runtimes_folder, sandboxes_folder
 from sandlot.drivers.oci.probe import PROBE_LIMITS, make_tiny_root
-from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime, content_sha256
+from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime
 from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.drivers.registry import DriverSettings
+from sandlot.host.programs import content_sha256
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError
 from sandlot.model.ids import new_node_id

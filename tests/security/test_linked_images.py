@@ -37,6 +37,7 @@ from tests.support.bystanders import nobody_else_notices, outcome
 from tests.support.hoststate import changes, host_state
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots
+from tests.support.traces import sandbox_pids
 
 BUSYBOX = Recipe(
     "busybox",
@@ -221,6 +222,32 @@ def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService, root
             with pytest.raises(SandlotError) as refused:
                 made.files.read(path, user="root")
             assert refused.value.code in {ErrorCode.PATH_NOT_REGULAR, ErrorCode.PERMISSION_DENIED}
+
+
+def test_character_devices_in_an_image_open_no_device_of_the_host(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
+    """CVE-2026-96812: the file server of gVisor, root on the host, opened device nodes of an image for the sandbox, such as /dev/cuse."""
+    characters = {"mem": (1, 1), "kmsg": (1, 11), "cuse": (10, 203), "loop-control": (10, 237), "tty1": (4, 1)}
+    root = roots.add(f"characters-{isolation}", busybox)
+    for name, number in characters.items():
+        os.mknod(root / name, 0o20666, os.makedev(*number))
+    with service.create(root.name) as made:
+        # gVisor hides the nodes of an image. In a container they are visible, and cannot be opened.
+        seen = made.commands.run(["/bin/busybox", "test", "-c", "/mem"], user="root").exit_code == 0
+        assert seen == (isolation == "container")
+        program = "".join(f"(exec 3</{name}) && echo {name}; [ -c /{name} ] && (exec 3<>/{name}) && echo {name};" for name in characters)
+        assert made.commands.run(program, user="root").stdout == ""
+        numbers = {os.makedev(*number) for number in characters.values()}
+        held = [handle for process in sandbox_pids(service.data_dir) for handle in Path(f"/proc/{process}/fd").iterdir()]
+        devices = [handle for handle in held if handle.exists() and handle.stat().st_rdev in numbers]
+        # The file server of gVisor looks the nodes up with O_PATH, which opens no device (open(2)).
+        assert [handle for handle in devices if not open_flags(handle) & os.O_PATH] == []
+        assert (devices != []) == (isolation == "gvisor")
+
+
+def open_flags(handle: Path) -> int:
+    """The flags that an entry of ``/proc/PID/fd`` was opened with (proc(5))."""
+    lines = (handle.parent.parent / "fdinfo" / handle.name).read_text(encoding="ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("flags:")), 8)
 
 
 def _shape(folder: Path) -> str:

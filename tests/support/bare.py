@@ -31,6 +31,7 @@ from sandlot.model.ports import (
     HeadroomRange,
     ProbeResult,
     Resources,
+    RuntimeInfo,
     Usage,
     VolumeView,
 )
@@ -273,7 +274,7 @@ class BareDriver:
 
     def probe(self) -> Capabilities:
         verdict = ProbeResult(ok=not self.faults.why_not, reason=self.faults.why_not)
-        return Capabilities("gvisor", "none", dict.fromkeys(_ABILITIES, verdict))
+        return Capabilities("gvisor", RuntimeInfo("none", "0"), dict.fromkeys(_ABILITIES, verdict))
 
     def fingerprint(self) -> str:
         return "bare"

@@ -17,9 +17,10 @@ from pathlib import Path
 from sandlot.drivers.oci.gvisor import runtime as gvisor
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.paths import VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime, content_sha256, run_program
+from sandlot.drivers.oci.runtime import Engine, EngineError, Program, RunningOciRuntime
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.image_files import STATE
+from sandlot.host.programs import content_sha256, run_program
 
 VERSION = "0.0~20221219.0-2+b3"
 _UNKNOWN = ("--directfs=", "--host-fifo=")

@@ -62,8 +62,15 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def version_text(*, json_output: bool = False) -> str:
-    """Return the output of ``sandlot version``."""
-    return json.dumps({"version": __version__}, indent=2) if json_output else f"sandlot {__version__}"
+    """Return the output of ``sandlot version``: the version of Sandlot, and the builds of the runtimes that are installed on this machine."""
+    from sandlot.host.programs import installed_runtimes
+
+    runtimes = installed_runtimes()
+    if json_output:
+        found = [{"name": each.name, "version": each.version, "build_date": each.build_date, "source": each.source} for each in runtimes]
+        return json.dumps({"version": __version__, "runtimes": found}, indent=2)
+    built = (f"{each.name} {each.version}{f', built {each.build_date}' if each.build_date else ''} ({each.source})" for each in runtimes)
+    return "\n".join((f"sandlot {__version__}", *built))
 
 
 @functools.cache

@@ -55,17 +55,39 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeInfo:
+    """Build of a runtime that is installed on this host.
+
+    Args:
+        name: Name of the program.
+        version: Version that the program reports.
+        build_date: Date in the version, such as ``2024-07-29``; empty if the version has none.
+        source: Origin, such as a Debian package with its version.
+    """
+
+    name: str
+    version: str
+    build_date: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        built = f", built {self.build_date}" if self.build_date else ""
+        return f"{self.name} {self.version}{built} ({self.source})" if self.source else f"{self.name} {self.version}{built}"
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """Capabilities of a driver on this host, found by trying them.
 
     Args:
         driver: Name of the driver.
-        runtime: Version of the runtime, for people.
+        runtime: Build of the runtime; None if no usable build is installed.
         results: Capability -> result of its probe. A capability without a result is missing.
     """
 
     driver: str
-    runtime: str
+    runtime: RuntimeInfo | None
     results: Mapping[DriverCapability, ProbeResult]
 
     def can(self, capability: DriverCapability) -> bool:

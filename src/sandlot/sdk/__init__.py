@@ -81,7 +81,7 @@ from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
 from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, SandboxState, Usage
-from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, ServiceStopResult, VersionInfo
+from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
 from sandlot.sdk.models.templates import TemplateInfo
 from sandlot.sdk.models.volumes import Mount, VolumeInfo
@@ -185,6 +185,7 @@ __all__ = [
     "QuotaUsage",
     "Resources",
     "Result",
+    "RuntimeInfo",
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",

@@ -8,12 +8,13 @@ from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, c
 from sandlot.model.access import Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
-from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
+from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
 from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams, check_reserved_names
 
 POLICY = AdmissionPolicy()
 CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
 EVERYTHING = dict.fromkeys(DriverCapability, ProbeResult(ok=True))
+RUNSC = RuntimeInfo("runsc", "1")
 
 
 # Isolation ------------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def test_network_mode_that_the_operator_does_not_allow_is_refused() -> None:
 
 
 def test_driver_with_all_capabilities_is_accepted() -> None:
-    check_host(Capabilities("gvisor", "runsc", EVERYTHING), volumes=True)
+    check_host(Capabilities("gvisor", RUNSC, EVERYTHING), volumes=True)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +114,16 @@ def test_driver_with_all_capabilities_is_accepted() -> None:
     [DriverCapability.BOOT, DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS, DriverCapability.LIMIT_DISK],
 )
 def test_driver_that_cannot_enforce_a_limit_is_refused_with_the_reason(missing: DriverCapability) -> None:
-    capabilities = Capabilities("gvisor", "runsc", {**EVERYTHING, missing: ProbeResult(ok=False, reason="no such controller")})
+    capabilities = Capabilities("gvisor", RUNSC, {**EVERYTHING, missing: ProbeResult(ok=False, reason="no such controller")})
 
     with pytest.raises(HostError, match="no such controller"):
         check_host(capabilities)
 
 
 def test_driver_without_volumes_is_refused_only_for_sandboxes_with_volumes() -> None:
-    capabilities = Capabilities("gvisor", "runsc", {**EVERYTHING, DriverCapability.VOLUMES: ProbeResult(ok=False, reason="no bind mounts")})
+    capabilities = Capabilities(
+        "gvisor", RuntimeInfo("runsc", "1"), {**EVERYTHING, DriverCapability.VOLUMES: ProbeResult(ok=False, reason="no bind mounts")}
+    )
     check_host(capabilities)
 
     with pytest.raises(UnsupportedError, match="no bind mounts"):

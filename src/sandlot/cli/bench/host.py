@@ -33,7 +33,8 @@ async def service(client: AsyncClient) -> dict[str, Any]:
     """Return version, address and, for operators, driver runtimes of the service."""
     found: dict[str, Any] = {"address": str(client.target), "client": __version__, **asdict(await client.service.version())}
     with suppress(SandlotError):  # only operators may ask
-        found["runtimes"] = {driver.driver: driver.runtime for driver in await client.service.capabilities()}
+        drivers = await client.service.capabilities()
+        found["runtimes"] = {each.driver: f"{each.runtime.name} {each.runtime.version}" for each in drivers if each.runtime is not None}
     return found
 
 

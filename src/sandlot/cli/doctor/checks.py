@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,8 +300,8 @@ def check_driver(can: Capabilities) -> Finding:
     from sandlot.model.ports import DriverCapability
 
     parts = tuple(Part(ability.value, can.can(ability), "" if can.can(ability) else can.why_not(ability)) for ability in DriverCapability)
-    facts = {"runtime": can.runtime}
-    detail = can.runtime or "no runtime"
+    facts = {"runtime": can.runtime and asdict(can.runtime)}
+    detail = str(can.runtime or "no runtime")
     try:
         check_host(can)
     except HostError:

@@ -21,10 +21,11 @@ from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
 from sandlot.host.blocking import call_in_own_thread
 from sandlot.host.cgroup_layout import missing_controllers
 from sandlot.host.cgroups import detect_layout
+from sandlot.host.programs import date_of_version
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Attachment, Capabilities, Change, Driver, DriverCapability, ExitReason, Instance, ProbeResult
+from sandlot.model.ports import Attachment, Capabilities, Change, Driver, DriverCapability, ExitReason, Instance, ProbeResult, RuntimeInfo
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
 
 PROBE_LIMITS = Limits(cpus=1.0, memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=16)
@@ -135,11 +136,11 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
         unsupported: Capabilities that the runtime lacks on every host, each with the reason.
         folder: Folder for the probe's files; removed afterwards.
     """
-    version = ""
+    runtime: RuntimeInfo | None = None
     results = {capability: ProbeResult(ok=False, reason=reason) for capability, reason in unsupported.items()}
     try:
         program = builds.current()
-        version = f"{program.name} {program.version} ({program.path})"
+        runtime = RuntimeInfo(program.name, program.version, date_of_version(program.version), program.source)
         if platform.machine() != "x86_64":
             raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
         if lacking := missing_controllers(detect_layout()):
@@ -154,12 +155,12 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
         call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
     except (SandlotError, OSError) as error:
         # TimeoutError is an OSError without a message.
-        timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {version or 'the runtime'} does not work on it."
+        timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {runtime or 'the runtime'} does not work on it."
         for capability in DriverCapability:
             results.setdefault(capability, ProbeResult(ok=False, reason=str(error) or timed_out))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Capabilities(driver=driver.name, runtime=version, results=results)
+    return Capabilities(driver=driver.name, runtime=runtime, results=results)
 
 
 async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult]) -> None:

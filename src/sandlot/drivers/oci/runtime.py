@@ -1,17 +1,13 @@
-"""The interface between the driver and an OCI runtime, and the search for a runtime's program.
+"""The interface between the driver and an OCI runtime.
 
 Invariants:
-- A program is identified by its content, because its package may be replaced while the service runs.
 - A live sandbox does not need the program of its runtime, except for snapshots. For example, the disk usage is read without the program. If the
   runtime is uninstalled, the sandbox continues, and can still be adopted and removed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,8 +32,6 @@ CORE_BYTES = 1
 file if ``kernel.core_pattern`` begins with "|" (core(5), do_coredump). A program in a container can lower its own limit to 0; only another pattern
 prevents that, and ``sandlot doctor`` reports it."""
 
-_OUTPUT_TIMEOUT_S = 30.0
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -48,6 +42,7 @@ class Program:
         path: Absolute path.
         sha256: SHA-256 of the content, in hexadecimal.
         version: Version that the program reports.
+        source: Origin of the program, for people (:func:`sandlot.host.programs.find_source`).
         limits_disk: True if the program limits the disk itself. Otherwise the program gets a file system of the right size.
         has_control: True if this version of Sandlot can use the program's control socket. Otherwise its command line is used.
     """
@@ -56,6 +51,7 @@ class Program:
     path: Path
     sha256: str
     version: str
+    source: str = ""
     limits_disk: bool = False
     has_control: bool = False
 
@@ -266,38 +262,3 @@ class Runtime(Protocol):
     def disk_bytes(self, started: Started) -> int:
         """Return the number of bytes that a running sandbox has written to its disk. Blocks for microseconds."""
         ...
-
-
-def find_programs(name: str, search_path: str | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield each program with this name, and the first line that it prints for ``--version``, in the order of the search path.
-
-    Args:
-        name: File name of the program.
-        search_path: Folders, separated by colons. None: PATH of this process.
-    """
-    folders = (search_path if search_path is not None else os.environ.get("PATH", os.defpath)).split(":")
-    # access(2) is called before is_file(), which raises for a folder that this user may not enter.
-    candidates = {file.resolve(): None for folder in folders if os.access(file := Path(folder, name), os.X_OK) and file.is_file()}
-    for file in candidates:
-        try:
-            output = run_program(file, "--version")
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if output.returncode == 0:
-            yield file, output.stdout.decode(errors="replace").partition("\n")[0].strip()
-
-
-def run_program(file: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a program with an empty environment and return its output.
-
-    Raises:
-        OSError: The program cannot be run.
-        subprocess.TimeoutExpired: The program ran for more than 30 seconds.
-    """
-    return subprocess.run([str(file), *arguments], capture_output=True, stdin=subprocess.DEVNULL, timeout=_OUTPUT_TIMEOUT_S, check=False, env={})
-
-
-def content_sha256(file: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

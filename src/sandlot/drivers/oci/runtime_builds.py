@@ -20,9 +20,10 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sandlot.drivers.oci.runtime import Program, Runtime, content_sha256
+from sandlot.drivers.oci.runtime import Program, Runtime
 from sandlot.host import durable, locked_folder
 from sandlot.host.locked_folder import LockedFolder
+from sandlot.host.programs import content_sha256
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ports import DriverCapability
 

@@ -37,17 +37,34 @@ class DriverCapability:
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeInfo:
+    """Build of the runtime of a driver.
+
+    Args:
+        name: Name of the program.
+        version: Version that the program reports.
+        build_date: Date in the version, such as ``2024-07-29``; empty if the version has none.
+        source: Origin, such as a Debian package with its version.
+    """
+
+    name: str
+    version: str = ""
+    build_date: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DriverInfo:
     """A driver of a service.
 
     Args:
         driver: Name of the driver, the value of ``isolation``.
-        runtime: Name and version of its runtime.
+        runtime: Build of its runtime; None if no usable build is installed.
         abilities: Support by name of the capability.
     """
 
     driver: str
-    runtime: str = ""
+    runtime: RuntimeInfo | None = None
     abilities: Mapping[str, DriverCapability] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from sandlot import __version__
 from sandlot.model.errors import ErrorCode, ForbiddenError
-from sandlot.model.ports import Resources
+from sandlot.model.ports import Resources, RuntimeInfo
 from sandlot.model.service import METRICS_MEDIA_TYPE, Capacity
 from sandlot.server.v1.common import PROBLEM, documented_response, get_service
 from sandlot.web.auth import is_local_owner
@@ -33,11 +33,25 @@ class DriverCapabilityResponse(ResponseModel):
     reason: str
 
 
+class RuntimeResponse(ResponseModel):
+    """Build of the runtime of a driver."""
+
+    name: str
+    version: str
+    build_date: str = Field(description="Date in the version, such as `2024-07-29`; empty if the version has none.")
+    source: str = Field(description="Origin, such as a Debian package with its version.")
+
+    @classmethod
+    def of(cls, found: RuntimeInfo) -> Self:
+        """Return the response for a build of a runtime."""
+        return cls(name=found.name, version=found.version, build_date=found.build_date, source=found.source)
+
+
 class DriverResponse(ResponseModel):
     """Abilities of a driver on this host."""
 
     driver: str
-    runtime: str
+    runtime: RuntimeResponse | None = Field(description="Build of its runtime; null if no usable build is installed.")
     abilities: dict[str, DriverCapabilityResponse]
 
 
@@ -139,7 +153,7 @@ async def get_capabilities(request: Request) -> Response:
             drivers=[
                 DriverResponse(
                     driver=each.driver,
-                    runtime=each.runtime,
+                    runtime=RuntimeResponse.of(each.runtime) if each.runtime is not None else None,
                     abilities={
                         str(ability): DriverCapabilityResponse(ok=verdict.ok, reason=verdict.reason) for ability, verdict in each.results.items()
                     },

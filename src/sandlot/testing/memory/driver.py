@@ -28,6 +28,7 @@ from sandlot.model.ports import (
     HeadroomRange,
     ProbeResult,
     Resources,
+    RuntimeInfo,
     Usage,
     VolumeView,
 )
@@ -432,7 +433,7 @@ class MemoryDriver:
             else ProbeResult(ok=False, reason="the in-memory driver was created without this capability")
             for capability in DriverCapability
         }
-        return Capabilities(self.name, self.version, results)
+        return Capabilities(self.name, RuntimeInfo(self.name, self.version), results)
 
     def fingerprint(self) -> str:
         """Return the version of the driver. A snapshot can be restored only by a driver with the same version."""

@@ -9,10 +9,11 @@ import pytest
 from sandlot.cli.doctor import checks
 from sandlot.cli.doctor.checks import Report, check_driver, check_images, settle
 from sandlot.host.checks.finding import Finding
-from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
+from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
 
 YES = ProbeResult(ok=True)
 ALL = dict.fromkeys(DriverCapability, YES)
+RUNSC = RuntimeInfo("runsc", "1")
 
 
 def finding(name: str, *, ok: bool | None, group: str = "kernel", **facts: object) -> Finding:
@@ -53,14 +54,14 @@ def test_an_isolation_that_is_only_allowed_does_not_decide_and_is_told_as_that()
 
 
 def test_a_driver_is_judged_by_what_every_sandbox_needs() -> None:
-    can_run = check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.PAUSE: ProbeResult(ok=False, reason="no freezer")}))
+    can_run = check_driver(Capabilities("gvisor", RUNSC, {**ALL, DriverCapability.PAUSE: ProbeResult(ok=False, reason="no freezer")}))
     assert can_run.ok
     assert [(part.name, part.detail) for part in can_run.parts if not part.ok] == [("pause", "no freezer")]
     unable = check_driver(
-        Capabilities("gvisor", "", {**ALL, DriverCapability.BOOT: ProbeResult(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
+        Capabilities("gvisor", None, {**ALL, DriverCapability.BOOT: ProbeResult(ok=False, reason="no runsc. `sandlot doctor` says what is missing.")})
     )
     assert (unable.ok, unable.fix, unable.detail) == (False, "no runsc.", "no runtime")
-    assert not check_driver(Capabilities("gvisor", "runsc 1", {**ALL, DriverCapability.LIMIT_DISK: ProbeResult(ok=False, reason="no disk")})).ok
+    assert not check_driver(Capabilities("gvisor", RUNSC, {**ALL, DriverCapability.LIMIT_DISK: ProbeResult(ok=False, reason="no disk")})).ok
 
 
 def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:

@@ -17,11 +17,12 @@ from sandlot.drivers.oci.host_resources import SandboxHostResources
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.paths import SandboxFolder, new_ref, node_group
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import Program, content_sha256
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.process_identity import identify
+from sandlot.host.programs import content_sha256
 from sandlot.model.errors import InternalError, NotFoundError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape

@@ -15,10 +15,11 @@ from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.host_resources import SandboxHostResources
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.drivers.oci.runtime import Program, content_sha256
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.cgroup_layout import Hierarchy, Layout
 from sandlot.host.cgroups import Cgroup
+from sandlot.host.programs import content_sha256
 from sandlot.model.errors import HostError, InternalError
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB, Limits, RootFs, Shape

@@ -10,11 +10,12 @@ import pytest
 from sandlot.drivers.oci import probe
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
-from sandlot.drivers.oci.runtime import Program, content_sha256
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.registry import DriverSettings
+from sandlot.host.programs import content_sha256
 from sandlot.model.errors import ErrorCode, HostError
 from sandlot.model.ids import new_node_id
-from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult
+from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
 from sandlot.testing.drivers.leftovers import leftovers
 
 YES = ProbeResult(ok=True)
@@ -27,7 +28,7 @@ def test_host_without_a_runtime_has_no_capability_and_reports_the_fix(tmp_path: 
     can = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc(missing)).probe()
     assert not any(can.can(ability) for ability in DriverCapability)
     assert can.why_not(DriverCapability.BOOT) == "runsc is not installed. Install it."
-    assert can.runtime == ""
+    assert can.runtime is None
 
 
 def test_message_of_a_failing_runtime_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_message_of_a_failing_runtime_is_reported_and_nothing_is_left(tmp_path: 
     can = driver.probe()
     assert not can.can(DriverCapability.BOOT)
     assert "no luck today" in can.why_not(DriverCapability.BOOT)
-    assert can.runtime.startswith("runsc broken")
+    assert can.runtime == RuntimeInfo("runsc", "broken")
     assert leftovers(tmp_path / "state", node) == ()
 
 
@@ -71,7 +72,7 @@ def test_missing_snapshots_are_probed_again_after_a_minute_and_no_capability_is_
         {DriverCapability.BOOT: YES, DriverCapability.SNAPSHOT: ProbeResult(ok=False, reason="the disk is full")},
         {DriverCapability.BOOT: ProbeResult(ok=False, reason="busy"), DriverCapability.SNAPSHOT: YES},
     ]
-    monkeypatch.setattr(probe, "try_capabilities", lambda *_: Capabilities("gvisor", "x", looks.pop(0)))
+    monkeypatch.setattr(probe, "try_capabilities", lambda *_: Capabilities("gvisor", RuntimeInfo("runsc", "x"), looks.pop(0)))
     driver = OciDriver("gvisor", DriverSettings(new_node_id(), tmp_path), Runsc())
     assert [driver.probe().can(DriverCapability.SNAPSHOT) for _ in range(2)] == [False, False]
     monkeypatch.setattr(probe, "SNAPSHOT_RETRY_S", 0.0)  # as if a minute had passed

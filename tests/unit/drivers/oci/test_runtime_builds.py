@@ -10,8 +10,9 @@ import pytest
 
 from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
-from sandlot.drivers.oci.runtime import Program, content_sha256
+from sandlot.drivers.oci.runtime import Program
 from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
+from sandlot.host.programs import content_sha256
 from sandlot.model.errors import HostError
 
 

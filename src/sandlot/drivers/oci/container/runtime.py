@@ -20,11 +20,12 @@ from typing import Any
 from sandlot.drivers.oci.container.config import oci_config
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER
-from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs, content_sha256, find_programs
+from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation, Started
+from sandlot.host.programs import content_sha256, find_programs, find_source
 from sandlot.model.errors import HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
@@ -63,7 +64,7 @@ def find_crun(search_path: str | None = None) -> Program:
     version = line.removeprefix("crun version ")
     if number < MIN_RELEASE:
         raise HostError(f"{file} is version {version}; at least {MIN_RELEASE[0]}.{MIN_RELEASE[1]} is needed.", hint=INSTALL_HINT)
-    return Program("crun", file, content_sha256(file), version)
+    return Program("crun", file, content_sha256(file), version, find_source(file))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from sandlot.drivers.oci.gvisor import headroom
 from sandlot.drivers.oci.gvisor.config import HUB, oci_config
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE, group_limits, stage_plan
 from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_FOLDER, VIEW_PROGRAM
-from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs, content_sha256, find_programs, run_program
+from sandlot.drivers.oci.runtime import Engine, LastSnapshot, Program, RuntimePlanInputs
 from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
+from sandlot.host.programs import content_sha256, date_of_version, find_programs, find_source, run_program
 from sandlot.model.errors import HostError
 from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
@@ -38,7 +38,6 @@ INSTALL_HINT = (
     "Install gVisor: on Debian 12 `apt-get install -t bookworm-backports runsc`, or an official release from "
     "https://gvisor.dev/docs/user_guide/install/. In a checkout, scripts/setup does it."
 )
-_DATE = re.compile(r"(?:^|[-~.])(20\d{6})(?:\.|$)")
 
 CONTROL_RELEASES = frozenset((20240729,))
 """Releases whose control socket was tested. Its protocol is internal to runsc and may change with every release."""
@@ -47,9 +46,8 @@ _UNSUPPORTED: Mapping[DriverCapability, str] = MappingProxyType({})
 
 
 def release_date(version: str) -> int:
-    """Return the date in a version such as ``0.0~20240729.0`` or ``release-20260817.0``, or 0 if there is none."""
-    found = _DATE.search(version)
-    return int(found[1]) if found else 0
+    """Return the date in a version as a number such as 20240729, or 0 if there is none."""
+    return int(date_of_version(version).replace("-", "") or 0)
 
 
 def find_runsc(search_path: str | None = None) -> Program:
@@ -75,7 +73,13 @@ def find_runsc(search_path: str | None = None) -> Program:
     # "memory" instead of "dir=": an old release would take everything after "dir=" for a path, and would not refuse it.
     tried = run_program(file, "--overlay2=root:memory,size=16777216", "--version")
     return Program(
-        "runsc", file, content_sha256(file), version, limits_disk=tried.returncode == 0, has_control=release_date(version) in CONTROL_RELEASES
+        "runsc",
+        file,
+        content_sha256(file),
+        version,
+        find_source(file),
+        limits_disk=tried.returncode == 0,
+        has_control=release_date(version) in CONTROL_RELEASES,
     )
 
 

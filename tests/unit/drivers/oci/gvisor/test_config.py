@@ -39,6 +39,16 @@ def test_dangerous_capabilities_are_omitted() -> None:
     assert not {"CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_BOOT", "CAP_SYS_TIME", "CAP_BPF"} & set(held)
 
 
+def test_no_bundle_names_a_device() -> None:
+    """CVE-2026-96812: builds of runsc before 20260824 pass character devices of a bundle or an image to the host."""
+    for has_hub in (True, False):
+        bundle = config(has_hub=has_hub)
+        assert "devices" not in bundle["linux"]
+        assert "devices" not in bundle["linux"]["resources"]
+        assert [mount for mount in bundle["mounts"] if mount["source"].startswith("/dev")] == []
+        assert [mount for mount in bundle["mounts"] if mount["type"] == "bind" and "nodev" not in mount["options"]] == []
+
+
 def test_nothing_of_the_host_is_mounted() -> None:
     mounts = {mount["destination"]: mount for mount in config()["mounts"]}
     hub = mounts.pop("/.sandlot/volumes")  # empty, until it has a volume
