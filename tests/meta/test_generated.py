@@ -1,4 +1,4 @@
-"""Generated files are what their generators write now. Each ``scripts/*.py`` writes files, and with ``--check`` only compares them."""
+"""Generated files are what their generators write now. Each generator writes files, and with ``--check`` only compares them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.meta.tree import SCRIPTS, script
 
-GENERATORS = sorted(path.stem for path in SCRIPTS.glob("*.py"))
+GENERATORS = sorted({path.stem for path in SCRIPTS.glob("*.py")} - {"runsc"})  # runsc.py is a part of scripts/setup
 
 
 def test_the_synchronous_sdk_has_a_generator() -> None:

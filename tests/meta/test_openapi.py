@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi.routing import iter_route_contexts
 
-from sandlot.model.errors import CODES, FAULTS, ErrorCode
 from sandlot.server.app import create_routes
 from sandlot.server.openapi import TAGS
 from sandlot.server.vendors import VENDORS
@@ -102,14 +101,6 @@ def test_a_models_fields_say_what_their_names_do_not() -> None:
         if not (schema.get("description") or "$ref" in schema)
     ]
     assert mute == []
-
-
-def test_the_guide_lists_every_code_with_its_status_and_fault() -> None:
-    guide = (ROOT / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w*) ?\| (.*) \|$", guide, re.MULTILINE)
-    listed = {code: (int(status), again == "yes", fault) for code, status, again, fault in rows}
-    faults = {code: f"`{fault}`" for code, fault in FAULTS.items()} | {ErrorCode.SANDBOX_ENDED: "by the reason of the end"}
-    assert listed == {str(code): (*told, faults[code]) for code, told in CODES.items()}
 
 
 def _references(part: object) -> Iterator[str]:
