@@ -43,7 +43,7 @@ def ids(harness: DriverHarness, instance: Instance) -> range:
     return range(FIRST_ID + first * IDS, FIRST_ID + (first + 1) * IDS)
 
 
-async def test_its_processes_are_confined_on_the_host(harness: DriverHarness) -> None:
+async def test_processes_are_confined_on_the_host(harness: DriverHarness) -> None:
     async with harness.sandbox() as sandbox:
         waiting = asyncio.create_task(sandbox.run("sleep", "600", user=User.ROOT))
         started = processes(harness, sandbox.instance)
@@ -74,7 +74,7 @@ async def test_nothing_of_the_runtime_is_left_once_it_runs(harness: DriverHarnes
         await until(lambda: children.read_text().split() == [str(started.sandbox.pid)])
 
 
-async def test_no_two_have_an_id_in_common_and_ids_are_given_back(harness: DriverHarness) -> None:
+async def test_host_ids_are_unique_and_returned(harness: DriverHarness) -> None:
     async with harness.sandbox() as one, harness.sandbox() as other:
         assert ids(harness, one.instance).start != ids(harness, other.instance).start
     assert not any(f"/{harness.node}/" in owner for owner in IdRanges().owners())
@@ -88,7 +88,7 @@ async def test_the_host_lists_no_mount_and_one_loop_device(harness: DriverHarnes
         assert list(disk_images.loops_below(harness.data_dir).values()) == [image]
 
 
-async def test_the_root_is_shared_and_stays_as_it_is(harness: DriverHarness) -> None:
+async def test_containers_cannot_change_the_shared_root(harness: DriverHarness) -> None:
     shared = harness.root.tree / "etc" / "debian_version"
     before = shared.stat()
     text = shared.read_text()

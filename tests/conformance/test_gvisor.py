@@ -63,7 +63,7 @@ def cores(pid: int) -> list[str]:
     return line.split()[4:6]
 
 
-async def test_its_processes_are_confined_on_the_host(shared: tuple[DriverHarness, ConnectedSandbox]) -> None:
+async def test_processes_are_confined_on_the_host(shared: tuple[DriverHarness, ConnectedSandbox]) -> None:
     harness, sandbox = shared
     started, members = processes(harness, sandbox.instance), group(harness, sandbox.instance).pids()
     assert {started.sandbox.pid, started.keeper.pid} <= members

@@ -118,7 +118,7 @@ def looks(rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
     return rig.looks
 
 
-def test_it_has_the_files_and_processes_of_a_new_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+def test_claimed_sandbox_has_files_and_processes_of_a_booted_one(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
     claimed, booted = looks
     assert claimed["files"] == booted["files"]
     assert set(claimed["commands"]) == set(booted["commands"])
@@ -127,7 +127,7 @@ def test_it_has_the_files_and_processes_of_a_new_one(looks: tuple[dict[str, Any]
     assert rig.processes == []
 
 
-def test_its_environment_is_its_own(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+def test_claimed_sandbox_has_its_own_environment(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
     claimed, booted = looks
     own = {name for name in claimed["environment"] if claimed["environment"][name] != booted["environment"].get(name)}
     assert claimed["environment"].keys() == booted["environment"].keys()
@@ -138,7 +138,7 @@ def test_its_environment_is_its_own(looks: tuple[dict[str, Any], dict[str, Any]]
     assert rig.claimed[1].commands.run("echo $OWN; hostname").stdout == f"second\n{rig.claimed[1].id}\n"
 
 
-def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
+def test_kernel_of_a_claimed_sandbox_has_no_history(looks: tuple[dict[str, Any], dict[str, Any]], rig: Rig) -> None:
     claimed, booted = looks
     for name in ("names", "argv", "folder", "ids"):
         assert claimed[name] == booted[name]
@@ -151,7 +151,7 @@ def test_its_kernel_has_no_past(looks: tuple[dict[str, Any], dict[str, Any]], ri
     second.contexts.delete(fresh)
 
 
-def test_two_share_no_file_no_process_and_no_randomness(rig: Rig) -> None:
+def test_claimed_sandboxes_share_no_file_process_or_random_value(rig: Rig) -> None:
     first, second = rig.claimed
     assert second.commands.run("ls /tmp/of-the-first").exit_code != 0
     first.commands.run("echo more > /dev/shm/more; echo more > /workspace/more")
@@ -164,7 +164,7 @@ def test_two_share_no_file_no_process_and_no_randomness(rig: Rig) -> None:
     assert second.is_running()
 
 
-def test_nothing_of_the_making_is_in_the_records(rig: Rig) -> None:
+def test_log_and_events_of_a_claimed_sandbox_begin_with_its_claim(rig: Rig) -> None:
     """The log of runs and the events tell of what its owner did, and of nothing that was done to it before."""
     second = rig.claimed[1]
     events = [event.type for event in rig.service.client.events.iter(sandbox=second.id)]

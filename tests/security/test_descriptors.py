@@ -49,7 +49,7 @@ for fd in attempt(os.listdir, "/proc/1/fd").get("got", []):
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_command_has_its_three_streams_and_nothing_else(sandbox: Sandbox, user: str) -> None:
+def test_command_inherits_three_streams_only(sandbox: Sandbox, user: str) -> None:
     """``ls`` opens the folder that it lists; its streams are pipes or sockets, of the guest."""
     seen = sandbox.commands.run(["ls", "-l", "/proc/self/fd"], user=user).stdout.splitlines()[1:]
     names = {line.split()[-3]: line.split()[-1] for line in seen}
@@ -59,7 +59,7 @@ def test_a_command_has_its_three_streams_and_nothing_else(sandbox: Sandbox, user
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_descriptor_of_any_process_inside_is_a_way_out(sandbox: Sandbox, planted: Planted, user: str) -> None:
+def test_no_descriptor_inside_leads_to_the_host(sandbox: Sandbox, planted: Planted, user: str) -> None:
     """In gVisor a user sees what the guest has open, but opens none of it but /dev/null and /proc/meminfo; in a container not even names."""
     assert sandbox.run_code("1").ok  # a kernel lives on: what it has open, code that runs in it has
     told = run_inside(sandbox, INVENTORY, user=user, given={"paths": planted.paths, "token": planted.token})

@@ -18,7 +18,7 @@ from tests.support.planted import Planted
 NOTHING_THERE = {ErrorCode.PATH_NOT_FOUND, ErrorCode.PERMISSION_DENIED, ErrorCode.PATH_INVALID}
 
 
-def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox, planted: Planted) -> None:
+def test_paths_and_links_resolve_inside_the_sandbox(sandbox: Sandbox, planted: Planted) -> None:
     paths = [f"{start}{path}" for path in planted.paths for start in ("", "/workspace/../../../../..", "/proc/1/root/../..")]
     for number, file in enumerate(planted.files):
         link, folder = f"/workspace/link-{number}", f"/workspace/folder-{number}"
@@ -32,7 +32,7 @@ def test_file_calls_stay_inside_whatever_the_path_and_the_links(sandbox: Sandbox
                 assert said.code in NOTHING_THERE
 
 
-def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, planted: Planted) -> None:
+def test_writes_to_host_paths_stay_inside(sandbox: Sandbox, planted: Planted) -> None:
     for path in planted.paths:
         sandbox.files.write(path, "from inside", user="root")
         sandbox.files.write(f"{path}-more", "from inside", user="root")
@@ -43,7 +43,7 @@ def test_what_is_written_at_a_path_of_the_host_stays_inside(sandbox: Sandbox, pl
     assert not any(Path(f"{path}-more").exists() for path in planted.paths)
 
 
-def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
+def test_download_does_not_follow_links_of_the_sandbox(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
     links = f"ln -s {planted.paths[0]} out/link && ln -s {planted.files[0].parent} out/folder && ln -s / out/deep/root"
     made = sandbox.commands.run(f"mkdir -p out/deep && echo here > out/deep/file && {links}")
     assert made.exit_code == 0
@@ -52,7 +52,7 @@ def test_links_of_a_sandbox_are_not_followed_on_the_host(sandbox: Sandbox, plant
     assert got == ["out", "out/deep", "out/deep/file"]
 
 
-def test_no_call_goes_through_a_link_to_a_place_of_the_host(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
+def test_links_to_host_paths_lead_to_own_paths(sandbox: Sandbox, planted: Planted, tmp_path: Path) -> None:
     """Links to the host's folders, of each kind that proc(5) knows as well: made, listed, moved, removed, copied onto."""
     folders = [str(path.parent) for path in (planted.files[0], *planted.files[-2:])]  # for anybody, of the service, and of the sandbox
     (tmp_path / "up").write_text("from outside")
@@ -74,7 +74,7 @@ def test_no_call_goes_through_a_link_to_a_place_of_the_host(sandbox: Sandbox, pl
     # The fixture sees to it that the host's folders have nothing new.
 
 
-def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sandbox: Sandbox, planted: Planted) -> None:
+def test_hard_links_and_changing_links_stay_inside(sandbox: Sandbox, planted: Planted) -> None:
     """The race of CVE-2018-15664: a name is now a folder, now a link to the host's, while calls go through it."""
     target = planted.files[0]
     for user in USERS:
@@ -104,7 +104,7 @@ def test_a_hard_link_and_a_link_that_changes_while_it_is_followed_stay_inside(sa
     assert {words for words in read if isinstance(words, str)} == {"inside's own"}, "the race was real, and led nowhere"
 
 
-def test_a_fifo_a_device_and_a_socket_do_not_hold_the_service(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_fifos_and_sockets_do_not_block_the_service(sandbox: Sandbox, tmp_path: Path) -> None:
     """A name that never answers is refused or ends by itself; it takes nothing but its own call."""
     made = sandbox.commands.run(
         "mkdir -p odd && cd odd && mkfifo fifo && python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('socket')\" && echo here > file",

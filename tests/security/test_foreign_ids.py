@@ -178,7 +178,7 @@ def of_door(route: str, ids: Mapping[str, str]) -> Mapping[str, str]:
     return {**ids, "session": ids["sandboxapi"]} if " /sandboxapi/" in route else ids
 
 
-async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two, ids: Mapping[str, str]) -> None:
+async def test_every_route_hides_objects_of_other_keys(two: Two, ids: Mapping[str, str]) -> None:
     asked = routes()
     assert len(asked) > 30
     unknown = {name for route in asked for name in re.findall(r"{(\w+)", route)} - set(ids)
@@ -195,7 +195,7 @@ async def test_every_route_knows_nothing_of_what_is_somebody_elses(two: Two, ids
         assert answer[0] not in {400, 404, 422, 500}, f"{route}: {answer}, so a stranger's 404 says nothing"
 
 
-async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two, ids: Mapping[str, str]) -> None:
+async def test_ids_in_bodies_do_not_reach_objects_of_other_keys(two: Two, ids: Mapping[str, str]) -> None:
     ids = {**ids, "own": await sandbox(two.stranger)}
     for method, path, body in IN_BODIES:
         answer = await two.stranger.request(
@@ -205,7 +205,7 @@ async def test_no_request_reaches_by_its_body_what_is_somebody_elses(two: Two, i
     assert len((await two.stranger.get("/v1/sandboxes")).json()["sandboxes"]) == 1
 
 
-async def test_lists_hold_ones_own_only(two: Two, ids: Mapping[str, str]) -> None:
+async def test_lists_contain_own_objects_only(two: Two, ids: Mapping[str, str]) -> None:
     for url, items in LISTS.items():
         answer = await two.stranger.get(named(url, ids))
         assert answer.status_code in {200, 404}, answer.text

@@ -273,7 +273,7 @@ async def first(who: httpx.AsyncClient, path: str, content: bytes, headers: Mapp
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_every_route_of_a_door_knows_nothing_of_what_is_somebody_elses(two: Two, door: str) -> None:
+async def test_every_compat_route_hides_objects_of_other_keys(two: Two, door: str) -> None:
     rows = DOORS[door]
     ids, asked = await rows.own(two.owner), routes(rows)
     assert len(asked) > 15

@@ -45,7 +45,7 @@ async def ids_of(client: httpx.AsyncClient, name: str) -> tuple[int, str | None]
     return response.status_code, response.json().get("id")
 
 
-async def test_every_native_route_takes_the_name_of_ones_own_sandbox_only(two: Two) -> None:
+async def test_every_native_route_takes_names_of_own_sandboxes_only(two: Two) -> None:
     ids: Mapping[str, str] = await belongings(two.owner)
     await rename(two.owner, ids["sandbox"], NAME)
     requests = [route for route in routes() if " /v1/" in route and "{sandbox}" in route]

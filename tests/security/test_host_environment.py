@@ -19,7 +19,7 @@ from tests.support.traces import sandbox_pids
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_environment_inside_holds_anything_of_the_services(service: LocalService, sandbox: Sandbox, user: str) -> None:
+def test_processes_inside_have_no_variable_of_the_service(service: LocalService, sandbox: Sandbox, user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -37,7 +37,7 @@ told["own"] = dict(os.environ)
     assert [word for word in sorted(forbidden) if word in text] == []
 
 
-def test_the_guests_memory_holds_nothing_of_the_services_environment(service: LocalService, sandbox: Sandbox) -> None:
+def test_guest_memory_has_no_variable_of_the_service(service: LocalService, sandbox: Sandbox) -> None:
     told = run_inside(
         sandbox,
         """
@@ -65,9 +65,7 @@ told["found"] = search(given["secret"].encode())
     assert told["found"] == 0
 
 
-def test_the_runtimes_processes_have_neither_environment_nor_descriptors_of_the_service(
-    service: LocalService, sandbox: Sandbox, isolation: str
-) -> None:
+def test_runtime_processes_inherit_nothing_from_the_service(service: LocalService, sandbox: Sandbox, isolation: str) -> None:
     assert sandbox.is_running()
     own_folders = [str(path) for path in (service.data_dir / "sandboxes").iterdir()]
     pids = sandbox_pids(service.data_dir)
@@ -87,7 +85,7 @@ def test_the_runtimes_processes_have_neither_environment_nor_descriptors_of_the_
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_inside_names_the_host(sandbox: Sandbox, isolation: str, user: str) -> None:
+def test_host_identity_does_not_appear_inside(sandbox: Sandbox, isolation: str, user: str) -> None:
     """In gVisor even the kernel's release is not the host's. In a container it is, because the kernel is."""
     told = run_inside(
         sandbox,

@@ -22,7 +22,7 @@ VIEW = "/run/sandlot/instance"
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_way_through_proc_or_dots_leads_to_the_host(sandbox: Sandbox, planted: Planted, user: str) -> None:
+def test_proc_links_and_dots_do_not_lead_to_host_files(sandbox: Sandbox, planted: Planted, user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -52,7 +52,7 @@ for start in starts:
     assert told["found"] == []
 
 
-def test_no_name_of_the_host_is_found_by_looking_around(sandbox: Sandbox, planted: Planted) -> None:
+def test_search_of_all_files_finds_no_host_file(sandbox: Sandbox, planted: Planted) -> None:
     names = ["-name", f"planted-{planted.token}", "-o", "-name", "debian_version"]
     found = sandbox.commands.run(["find", "/", "-path", "/proc", "-prune", "-o", "(", *names, ")", "-print"], user="root", timeout=200)
     assert "planted-" not in found.stdout
@@ -60,7 +60,7 @@ def test_no_name_of_the_host_is_found_by_looking_around(sandbox: Sandbox, plante
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_nothing_tells_where_the_sandbox_lies_on_the_host(service: LocalService, sandbox: Sandbox, isolation: str, user: str) -> None:
+def test_proc_sys_and_mount_tables_hide_the_host_path(service: LocalService, sandbox: Sandbox, isolation: str, user: str) -> None:
     """In a container the two ends of the link, which only root inside sees at the guest, have the name of every sandbox's: ``VIEW``."""
     refs = [path.name for path in (service.data_dir / "sandboxes").iterdir()]
     told = run_inside(
@@ -100,7 +100,7 @@ for pid in processes():
     assert told["said"] == {}
 
 
-def test_root_cannot_mount_anything_of_the_host(sandbox: Sandbox, isolation: str, planted: Planted) -> None:
+def test_root_cannot_mount_host_files(sandbox: Sandbox, isolation: str, planted: Planted) -> None:
     """In gVisor root inside mounts what is that kernel's. In a container nobody mounts anything."""
     disks = [f"/dev/{path.name}" for path in Path("/sys/block").iterdir()]
     told = run_inside(
@@ -138,7 +138,7 @@ for source, kind, flags, options in tries:
     assert "9p" not in {kind for _, kind in told["mounted"]}
 
 
-def test_a_device_node_leads_nowhere(sandbox: Sandbox, isolation: str, service: LocalService) -> None:
+def test_device_nodes_open_no_host_device(sandbox: Sandbox, isolation: str, service: LocalService) -> None:
     """In gVisor root inside makes nodes, which that kernel opens as nothing. In a container nobody makes one."""
     numbers = {service.data_dir.stat().st_dev, *(os.makedev(7, loop) for loop in range(4))}
     for line in Path("/proc/partitions").read_text(encoding="ascii").split("\n")[2:]:
@@ -178,7 +178,7 @@ told["blocks"] = [name for name in os.listdir("/dev") if stat.S_ISBLK(os.lstat(f
     assert told["blocks"] == []
 
 
-def test_no_handle_and_no_broken_chroot_reaches_out(sandbox: Sandbox, planted: Planted) -> None:
+def test_file_handles_and_chroot_escapes_open_no_host_file(sandbox: Sandbox, planted: Planted) -> None:
     told = run_inside(
         sandbox,
         """

@@ -66,7 +66,7 @@ def listeners() -> Iterator[Listeners]:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_address_and_no_unix_socket_of_the_host_answers(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
+def test_no_host_address_or_unix_socket_answers(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -117,7 +117,7 @@ told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", ""
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_there_is_a_loopback_and_no_other_interface_and_no_route(sandbox: Sandbox, user: str) -> None:
+def test_loopback_is_the_only_interface_and_there_is_no_route(sandbox: Sandbox, user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -136,7 +136,7 @@ told["resolved"] = attempt(socket.getaddrinfo, "example.com", 80)
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_way_around_ordinary_sockets_leads_anywhere(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
+def test_other_protocols_and_socket_families_reach_nothing(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
     """ICMP, IPv6 of every scope, broadcast, multicast, other protocols, routing by netlink, and namespaces of one's own.
 
     Raw sockets exist in gVisor in a network namespace of one's own; it has no more than a loopback, which is down. In a container

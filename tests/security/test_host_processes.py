@@ -42,9 +42,7 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_process_of_the_host_is_seen_signalled_or_traced(
-    sandbox: Sandbox, service: LocalService, marked: subprocess.Popen[bytes], user: str
-) -> None:
+def test_host_processes_are_invisible_and_unreachable(sandbox: Sandbox, service: LocalService, marked: subprocess.Popen[bytes], user: str) -> None:
     told = run_inside(
         sandbox,
         """
@@ -85,7 +83,7 @@ for pid in given["pids"]:
     assert told["reached"] == []
 
 
-def test_a_user_has_no_power_over_the_guest(sandbox: Sandbox, isolation: str) -> None:
+def test_user_cannot_control_the_guest(sandbox: Sandbox, isolation: str) -> None:
     """Root inside has (see test_hostile_guest.py), for the guest is root's.
 
     In gVisor anybody may note another priority or other processors for anybody; that kernel acts on neither.
@@ -116,7 +114,7 @@ def test_a_user_has_no_power_over_the_guest(sandbox: Sandbox, isolation: str) ->
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
 
 
-def test_killing_everything_inside_kills_nothing_outside(service: LocalService, sandbox: Sandbox, marked: subprocess.Popen[bytes]) -> None:
+def test_kill_all_inside_kills_nothing_outside(service: LocalService, sandbox: Sandbox, marked: subprocess.Popen[bytes]) -> None:
     with service.create() as other:
         # kill(2): -1 is every process that one may signal.
         other.commands.run(["python3", "-c", "import os, signal; os.kill(-1, signal.SIGKILL)"], user="root", timeout=10)
@@ -127,10 +125,10 @@ def test_killing_everything_inside_kills_nothing_outside(service: LocalService, 
 
 
 @IN_GVISOR
-def test_what_runs_the_tenants_system_calls_has_no_power_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
+def test_gvisor_processes_are_unprivileged_on_the_host(service: LocalService, sandbox: Sandbox) -> None:
     """In gVisor that is a kernel of nobody's (uid 65534, no capability), beside a process that serves it the image's files.
 
-    Their other namespaces, their filter, and the processes of a container: ``test_its_processes_are_confined_on_the_host`` of
+    Their other namespaces, their filter, and the processes of a container: ``test_processes_are_confined_on_the_host`` of
     ``tests/conformance/test_gvisor.py`` and ``test_container.py``.
     """
     assert sandbox.commands.run("true").exit_code == 0
@@ -210,7 +208,7 @@ os.unlink(unlinked)
 """
 
 
-def test_nothing_that_was_started_inside_survives_the_end(service: LocalService) -> None:
+def test_processes_do_not_survive_their_sandbox(service: LocalService) -> None:
     """Daemons in sessions of their own that ignore every signal, are stopped, traced or asleep beyond signals.
 
     They hold memory, sockets, locks, and a program that has no name any more.
@@ -229,7 +227,7 @@ def test_nothing_that_was_started_inside_survives_the_end(service: LocalService)
 
 
 @IN_CONTAINERS
-def test_what_ends_inside_is_reaped(sandbox: Sandbox) -> None:
+def test_orphans_inside_are_reaped(sandbox: Sandbox) -> None:
     """Orphans become the guest's children (it is PID 1); none stays as a zombie, which would hold a number and an entry for ever."""
     program = "import os\nfor _ in range(20):\n    if not os.fork():\n        os.fork()\n        os._exit(0)\nos._exit(0)"
     for user in USERS:

@@ -29,7 +29,7 @@ def shares_the_hosts_kernel(sandbox: Sandbox) -> bool:
 
 
 @IN_GVISOR
-def test_every_sandbox_is_isolated_as_requested_or_by_the_default_and_says_how(service: LocalService) -> None:
+def test_sandbox_has_and_reports_the_requested_or_default_isolation(service: LocalService) -> None:
     """The service's operator allows both and has set no default."""
     requested = ("container", "gvisor", None)
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def test_every_sandbox_is_isolated_as_requested_or_by_the_default_and_says_how(s
         assert found == {container.id: "container", gvisor.id: "gvisor", default.id: "gvisor"}
 
 
-def test_where_the_default_does_not_work_nothing_weaker_is_taken(tmp_path: Path) -> None:
+def test_unavailable_default_fails_without_fallback(tmp_path: Path) -> None:
     """A host without runsc, whose operator allows containers as well: a request that does not ask for one gets none."""
     programs = tmp_path / "bin"
     programs.mkdir()

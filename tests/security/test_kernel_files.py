@@ -69,7 +69,7 @@ GVISOR_DEVICES = DEVICES | {(10, 200), (10, 229)}
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_file_that_rules_a_machine_can_be_used(sandbox: Sandbox, isolation: str, user: str) -> None:
+def test_control_files_of_the_host_cannot_be_used(sandbox: Sandbox, isolation: str, user: str) -> None:
     """In gVisor a few of them are there, with no more meaning than ``GVISOR_OWN`` says. A container refuses all."""
     found = outcomes(sandbox, {**TRIGGERS, "control": 'write("/proc/self/oom_score_adj", "1000")'}, user=user, setup=SETUP)
     assert found.pop("control") == "ok"
@@ -78,7 +78,7 @@ def test_no_file_that_rules_a_machine_can_be_used(sandbox: Sandbox, isolation: s
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_file_of_proc_and_sys_takes_what_is_written(sandbox: Sandbox, isolation: str, user: str) -> None:
+def test_proc_and_sys_cannot_be_written(sandbox: Sandbox, isolation: str, user: str) -> None:
     """Of all that are there, whatever their names; those of processes inside are left out, which are their own.
 
     In gVisor root may open many, which are that kernel's; the fixture sees to it that the host's are as they were. In a container
@@ -112,7 +112,7 @@ for top in ("/proc", "/sys"):
         assert told["opened"] == []
 
 
-def test_the_devices_are_those_that_hold_nothing(sandbox: Sandbox, isolation: str) -> None:
+def test_dev_holds_only_devices_without_data(sandbox: Sandbox, isolation: str) -> None:
     """In gVisor, /dev has tun and fuse besides, of that kernel."""
     told = run_inside(
         sandbox,
@@ -137,7 +137,7 @@ for path in sorted(set(found)):
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_control_group_of_the_host_is_seen_or_ruled(sandbox: Sandbox, service: LocalService, user: str) -> None:
+def test_host_control_groups_are_invisible_and_unchangeable(sandbox: Sandbox, service: LocalService, user: str) -> None:
     """What the host limits a sandbox with is neither named inside nor can it be entered, left or mounted; the groups stay as they were."""
     groups = {group: _limits(group) for group in _groups(service)}
     assert groups, "there are some, so that was a real look"

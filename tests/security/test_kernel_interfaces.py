@@ -268,7 +268,7 @@ def _the_clock_is_as_it_was() -> Iterator[None]:
     assert abs(time.time() - time.monotonic() - offset) < 60, "the clock was set"
 
 
-def test_nothing_of_the_host_is_mounted_or_uncovered(sandbox: Sandbox, isolation: str) -> None:
+def test_host_mounts_cannot_be_mounted_or_uncovered(sandbox: Sandbox, isolation: str) -> None:
     """In gVisor root inside mounts what that kernel has, which is nothing of the host's. In a container nobody mounts anything."""
     found = outcomes(sandbox, _each("alone()", MOUNTS), user="root", setup=PRIVATE, apart=True)
     assert not_refused(found, allowed=MOUNTED if isolation == "gvisor" else (), also=_unknown_there(isolation)) == {}
@@ -284,7 +284,7 @@ def test_the_same_mounts_are_made_where_there_is_no_boundary() -> None:
     assert len(done) > len(MOUNTS) - 12, found
 
 
-def test_no_call_has_power_over_the_machine(sandbox: Sandbox, isolation: str) -> None:
+def test_system_calls_do_not_control_the_host(sandbox: Sandbox, isolation: str) -> None:
     """In gVisor root is served those of ``SERVED``, for that sandbox alone. A container refuses all. As a user: the last test."""
     found = outcomes(sandbox, {**POWERS, **BUGS, "control": 'call("memfd_create", b"control", 0)'}, user="root", setup=PRIVATE)
     assert found.pop("control") == "ok"
@@ -293,7 +293,7 @@ def test_no_call_has_power_over_the_machine(sandbox: Sandbox, isolation: str) ->
 
 @IN_CONTAINERS
 @pytest.mark.parametrize("user", USERS)
-def test_no_namespace_of_the_hosts_kernel_is_entered_or_made(sandbox: Sandbox, user: str) -> None:
+def test_host_namespaces_cannot_be_entered_or_created(sandbox: Sandbox, user: str) -> None:
     """In gVisor everybody gets other namespaces of that kernel; the next test is about what one can do in them.
 
     In a container nobody gets one: not even a user's own, in which its root would have every interface of the host's kernel that
@@ -310,7 +310,7 @@ def test_no_namespace_of_the_hosts_kernel_is_entered_or_made(sandbox: Sandbox, u
     assert not_refused(outcomes(sandbox, tries, user=user)) == {}
 
 
-def test_root_of_a_namespace_of_ones_own_gets_no_further(sandbox: Sandbox, isolation: str) -> None:
+def test_root_in_a_nested_user_namespace_gets_no_further(sandbox: Sandbox, isolation: str) -> None:
     """As many kernel exploits begin: all capabilities, in a user namespace with mounts, network and names of its own.
 
     gVisor gives such a namespace, and in it what root inside may, and raw sockets on a network of which nothing leads anywhere.
@@ -326,7 +326,7 @@ def test_root_of_a_namespace_of_ones_own_gets_no_further(sandbox: Sandbox, isola
 
 @ONLY_X86
 @pytest.mark.parametrize("user", USERS)
-def test_no_call_of_32_bit_programs_or_of_x32_does_more(sandbox: Sandbox, user: str) -> None:
+def test_32_bit_and_x32_calls_allow_nothing_more(sandbox: Sandbox, user: str) -> None:
     assert not_refused(outcomes(sandbox, BY_INT_0X80 | BY_X32, user=user, setup=OLD + X32)) == {}
 
 

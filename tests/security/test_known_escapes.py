@@ -36,7 +36,7 @@ from tests.support.traces import sandbox_pids
 pytestmark = pytest.mark.usefixtures("host_unchanged")
 
 
-def test_the_program_of_the_runtime_is_not_overwritten(service: LocalService) -> None:
+def test_runtime_program_cannot_be_overwritten(service: LocalService) -> None:
     """CVE-2019-5736 (runc; https://www.openwall.com/lists/oss-security/2019/02/11/2): what enters a sandbox is the host's own program.
 
     The shell and python become ``#!/proc/self/exe``, so that whatever runs them runs itself, and every process' program is opened for
@@ -80,7 +80,7 @@ told["opened"] = sorted(set(told["opened"]))
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_no_command_is_run_on_the_host_by_its_kernel(sandbox: Sandbox, planted: Planted, user: str) -> None:
+def test_host_kernel_runs_no_helper_chosen_inside(sandbox: Sandbox, planted: Planted, user: str) -> None:
     """The helpers that a kernel starts as root, outside of every namespace, aimed at a program of the sandbox's and set off.
 
     - release_agent of a control group (F. Wilhelm, 2019; CVE-2022-0492): https://unit42.paloaltonetworks.com/cve-2022-0492-cgroups/
@@ -150,7 +150,7 @@ write("/sys/class/net/lo/uevent", "change")
     assert not marker.exists()
 
 
-def test_nothing_that_a_sandbox_is_given_runs_in_what_makes_it(service: LocalService, planted: Planted) -> None:
+def test_sandbox_environment_does_not_reach_its_creators(service: LocalService, planted: Planted) -> None:
     """CVE-2025-23266: variables of a container reach a privileged program of its runtime, whose loader takes a library of the image.
 
     https://www.wiz.io/blog/nvidia-ai-vulnerability-cve-2025-23266-nvidiascape
@@ -185,7 +185,7 @@ def test_nothing_that_a_sandbox_is_given_runs_in_what_makes_it(service: LocalSer
     assert not marker.exists()
 
 
-def test_what_gvisor_once_let_through_stays_inside(sandbox: Sandbox, planted: Planted, isolation: str) -> None:
+def test_fixed_gvisor_escapes_stay_fixed(sandbox: Sandbox, planted: Planted, isolation: str) -> None:
     """Bugs of gVisor that were fixed, which a container must not have either.
 
     - CVE-2018-16359: renameat(2) was let through to the host, so that its files could be renamed.

@@ -183,7 +183,7 @@ def _try(service: LocalService, template: str, *, has_to_work: bool = False) -> 
         return ""
 
 
-def test_no_link_of_an_image_leads_to_the_host(service: LocalService, roots: Roots, linked: Mapping[str, Sequence[str]]) -> None:
+def test_links_in_an_image_lead_to_no_host_path(service: LocalService, roots: Roots, linked: Mapping[str, Sequence[str]]) -> None:
     assert {what for whats in linked.values() for what in whats} == set(LINKS)
     before = {template: sorted((roots.folder / template).iterdir()) for template in linked}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -192,7 +192,7 @@ def test_no_link_of_an_image_leads_to_the_host(service: LocalService, roots: Roo
     assert {template: sorted((roots.folder / template).iterdir()) for template in linked} == before, "the images are as they were"
 
 
-def test_no_folder_to_work_in_is_the_hosts(other: Sandbox, bait: Path) -> None:
+def test_working_directory_is_never_a_host_directory(other: Sandbox, bait: Path) -> None:
     """CVE-2024-21626: a command's folder may be any name inside; those of the runtime's own descriptors are closed by then."""
     up = "/".join([".."] * 20)
     for number in range(3, 12):
@@ -210,7 +210,7 @@ def test_files_where_folders_are_expected_are_no_more_than_an_error(service: Loc
     assert _try(service, files.name) == ""
 
 
-def test_device_nodes_and_pipes_in_an_image_are_dead(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
+def test_device_nodes_and_pipes_in_an_image_block_nothing(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
     nodes = roots.add(f"nodes-{isolation}", busybox)
     os.mknod(nodes / "disk", 0o60666, os.makedev(7, 0))  # a block device: the first loop device
     os.mkfifo(nodes / "etc" / "fifo", 0o666)

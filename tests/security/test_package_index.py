@@ -53,7 +53,7 @@ def secret(service: LocalService) -> Iterator[str]:
     path.unlink()
 
 
-def test_no_request_leads_anywhere_but_to_packages(service: LocalService, sandbox: Sandbox, listener: int, secret: str) -> None:
+def test_index_gives_access_to_packages_only(service: LocalService, sandbox: Sandbox, listener: int, secret: str) -> None:
     away = f"127.0.0.1:{listener}"
     up = "/".join([".."] * 12)
     targets = [
@@ -105,7 +105,7 @@ def test_no_request_leads_anywhere_but_to_packages(service: LocalService, sandbo
 
 
 @IN_CONTAINERS
-def test_no_answer_names_the_machines_index_or_its_credentials(sandbox: Sandbox) -> None:
+def test_responses_do_not_name_the_host_index_or_credentials(sandbox: Sandbox) -> None:
     configured = [os.environ.get("PIP_INDEX_URL", ""), _said("pip", "config", "get", "global.index-url"), _said("npm", "config", "get", "registry")]
     urls = [urlsplit(url) for url in configured if url]
     names = {part for url in urls for part in (url.hostname, url.username, url.password) if part} - {"127.0.0.1", "localhost"}

@@ -156,7 +156,7 @@ def image() -> Path:
     return ImageStore(cache_from(os.environ)).root(TEMPLATE).tree
 
 
-def test_no_trick_writes_to_a_file_that_is_shared(service: LocalService, sandbox: Sandbox, image: Path) -> None:
+def test_shared_files_cannot_be_written_on_disk_or_in_the_page_cache(service: LocalService, sandbox: Sandbox, image: Path) -> None:
     before = _state(image)
     program = """
 os.umask(0)
@@ -186,7 +186,7 @@ for way in ways:
     assert [line.split()[0] for line in sums.stdout.splitlines()] == [hashlib.sha256((image / name[1:]).read_bytes()).hexdigest() for name in FILES]
 
 
-def test_no_bit_of_a_file_gives_a_user_more(sandbox: Sandbox) -> None:
+def test_setuid_bits_and_capabilities_raise_no_privilege(sandbox: Sandbox) -> None:
     """Setuid, setgid and capabilities that root inside gave a program are nobody's gain there; on the host the file is not even root's."""
     told = run_inside(
         sandbox,
@@ -219,7 +219,7 @@ told["memory"] = as_user([f"/proc/self/fd/{memory}", "id", "-u"], pass_fds=[memo
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_the_layers_of_the_root_are_out_of_reach(sandbox: Sandbox, image: Path, user: str) -> None:
+def test_layers_of_the_root_are_unreachable(sandbox: Sandbox, image: Path, user: str) -> None:
     """Neither the shared folder nor the sandbox's own one is there under any name that mountinfo tells, nor can it be mounted again."""
     told = run_inside(
         sandbox,

@@ -21,7 +21,7 @@ def other(service: LocalService) -> Iterator[Sandbox]:
         yield made
 
 
-def test_files_of_one_are_not_in_the_other(sandbox: Sandbox, other: Sandbox) -> None:
+def test_files_of_one_sandbox_are_not_in_another(sandbox: Sandbox, other: Sandbox) -> None:
     folders = {"user": ("/tmp", "/dev/shm", "/var/tmp", "/workspace", "/home/user"), "root": ("/root", "/etc", "/usr/bin", "/.sandlot", "/run")}
     for user in USERS:
         for folder in folders[user]:
@@ -37,7 +37,7 @@ told["listed"] = [folder for folder in given["folders"] if "of-one-tenant" in os
     assert run_inside(other, look, user="root", given={"folders": every}) == {"found": [], "listed": []}
 
 
-def test_processes_of_one_are_not_in_the_other(sandbox: Sandbox, other: Sandbox) -> None:
+def test_processes_of_one_sandbox_are_not_in_another(sandbox: Sandbox, other: Sandbox) -> None:
     handle = sandbox.commands.run(["sleep", "987"], background=True)
     seen = run_inside(other, 'told["commands"] = [attempt(read, f"/proc/{pid}/cmdline").get("got", "") for pid in processes()]', user="root")
     assert "987" not in repr(seen)
@@ -52,7 +52,7 @@ def test_processes_of_one_are_not_in_the_other(sandbox: Sandbox, other: Sandbox)
     handle.kill()
 
 
-def test_sockets_and_shared_memory_of_one_are_not_the_others(sandbox: Sandbox, other: Sandbox) -> None:
+def test_sockets_and_shared_memory_are_not_shared(sandbox: Sandbox, other: Sandbox) -> None:
     """System V's objects are known by a number to everyone in a namespace (shmget(2), semget(2), msgget(2))."""
     make = """
 import ctypes, socket
@@ -80,7 +80,7 @@ told["file"] = "of-one-tenant-too" in os.listdir("/dev/shm")
     handle.kill()
 
 
-def test_an_id_is_all_that_one_needs_and_none_can_be_guessed(service: LocalService, sandbox: Sandbox, other: Sandbox) -> None:
+def test_sandbox_is_found_by_its_whole_id_only(service: LocalService, sandbox: Sandbox, other: Sandbox) -> None:
     assert sandbox.id != other.id
     assert len({sandbox.id[:8], other.id[:8]}) == 1, "both of this node"
     for strange in (sandbox.id[:-1] + ("a" if sandbox.id[-1] != "a" else "b"), sandbox.id[:-1], f"{sandbox.id}a", sandbox.id.upper()):

@@ -32,7 +32,7 @@ def http(service: LocalService) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_no_archive_writes_outside_of_its_folder_inside_or_on_the_host(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
+def test_archive_writes_only_below_its_target(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
     """As the user and as root: inside, a path of the host is the sandbox's own path of that name, and not even that is written."""
     url = f"/v1/sandboxes/{sandbox.id}/files/archive"
     for number, bad in enumerate(itertools.islice(hostile(planted.paths[0]), ESCAPES)):
@@ -46,9 +46,7 @@ def test_no_archive_writes_outside_of_its_folder_inside_or_on_the_host(sandbox: 
         assert not sandbox.files.exists(path, user="root")
 
 
-def test_an_archive_goes_through_no_link_that_was_there_before_or_that_comes_meanwhile(
-    sandbox: Sandbox, http: httpx.Client, planted: Planted
-) -> None:
+def test_archive_writes_through_no_link(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
     url = f"/v1/sandboxes/{sandbox.id}/files/archive"
     folder = str(Path(planted.paths[0]).parent)
     assert sandbox.commands.run(f"mkdir -p linked && ln -sfn {folder} linked/way && ln -sfn /proc/1/root linked/root").exit_code == 0
@@ -73,7 +71,7 @@ def test_an_archive_goes_through_no_link_that_was_there_before_or_that_comes_mea
     )
 
 
-def test_what_is_packed_or_watched_is_no_file_of_the_host(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
+def test_packing_and_watching_read_no_host_file(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
     url = f"/v1/sandboxes/{sandbox.id}/files"
     for number, (path, user) in enumerate(zip(planted.paths, USERS * len(planted.paths), strict=False)):
         folder = str(Path(path).parent)
@@ -104,7 +102,7 @@ def test_paths_that_are_none_are_refused_by_every_call(sandbox: Sandbox, http: h
             assert answer.json()["code"] in {"path_invalid", "path_not_found"}
 
 
-def test_a_signed_url_is_good_for_one_file_of_one_sandbox(service: LocalService, sandbox: Sandbox, http: httpx.Client) -> None:
+def test_signed_url_gives_access_to_one_file(service: LocalService, sandbox: Sandbox, http: httpx.Client) -> None:
     sandbox.files.write("/workspace/signed", "signed")
     sandbox.files.write("/workspace/other", "other")
     with service.create() as neighbour:
@@ -129,7 +127,9 @@ def test_a_signed_url_is_good_for_one_file_of_one_sandbox(service: LocalService,
     assert http.get(url).status_code == 404
 
 
-def test_what_changed_is_looked_for_inside_alone(sandbox: Sandbox, service: LocalService, planted: Planted, tmp_path: Path) -> None:
+def test_download_creates_only_files_and_directories_below_its_target(
+    sandbox: Sandbox, service: LocalService, planted: Planted, tmp_path: Path
+) -> None:
     """A tree that comes out of a sandbox makes nothing here but files and folders below the folder that was named."""
     made = sandbox.commands.run(
         f"mkdir -p odd/sub && cd odd && mkfifo pipe && ln -s {planted.paths[0]} link && ln -s .. sub/up && echo here > sub/file && ln sub/file hard"

@@ -70,7 +70,7 @@ def service() -> Iterator[LocalService]:
 
 
 @moments(0, 300, soak=(5, 10, 15, 20, 30, 40, 50, 65, 80, 100, 130, 170, 200, 250, 400, 600, 800))
-def test_killed_while_sandboxes_are_created(service: LocalService, delays_ms: Sequence[int]) -> None:
+def test_service_killed_during_creates_leaves_nothing(service: LocalService, delays_ms: Sequence[int]) -> None:
     """What two services in a row left is removed by the third."""
     for number, delay_ms in enumerate(delays_ms):
         begin(service, CREATE, CREATE)
@@ -84,7 +84,7 @@ def test_killed_while_sandboxes_are_created(service: LocalService, delays_ms: Se
 
 @pytest.mark.slow
 @moments(50, soak=(0, 1, 2, 5, 10, 20, 100, 300, 500, 1000, 1800))
-def test_killed_while_a_sandbox_is_deleted(service: LocalService, delays_ms: Sequence[int]) -> None:
+def test_service_killed_during_a_delete_leaves_nothing(service: LocalService, delays_ms: Sequence[int]) -> None:
     for delay_ms in delays_ms:
         begin(service, Request("DELETE", create(service)))
         time.sleep(delay_ms / 1000)
@@ -105,7 +105,7 @@ WORK = (
 
 
 @pytest.mark.slow
-def test_killed_while_something_runs(service: LocalService) -> None:
+def test_service_killed_during_a_command_leaves_nothing(service: LocalService) -> None:
     urls = [create(service) for _ in WORK]
     begin(service, *(replace(work, path=url + work.path) for url, works in zip(urls, WORK, strict=True) for work in works.values()))
     time.sleep(1)  # the kill hits all of them wherever they are by then
@@ -115,7 +115,7 @@ def test_killed_while_something_runs(service: LocalService) -> None:
 
 @pytest.mark.slow
 @moments(50, soak=(0, 5, 20, 100, 200, 500, 1000))
-def test_killed_while_it_stops(service: LocalService, delays_ms: Sequence[int]) -> None:
+def test_service_killed_during_its_stop_leaves_nothing(service: LocalService, delays_ms: Sequence[int]) -> None:
     for delay_ms in delays_ms:
         lives = {create(service) for _ in range(2)}
         begin(service, Request("POST", "/v1/service/stop"))
@@ -125,7 +125,7 @@ def test_killed_while_it_stops(service: LocalService, delays_ms: Sequence[int]) 
 
 @pytest.mark.slow
 @moments(600, soak=(200, 400, 800, 1000, 1500))
-def test_killed_while_it_takes_over(service: LocalService, delays_ms: Sequence[int]) -> None:
+def test_service_killed_during_recovery_leaves_nothing(service: LocalService, delays_ms: Sequence[int]) -> None:
     lives = {create(service) for _ in range(2)}
     for delay_ms in delays_ms:
         service.end(signal.SIGKILL)

@@ -66,7 +66,7 @@ def take_many(folder: Path, name: str, count: int) -> list[int]:
     return [ranges.take(f"/{name}-{number}", lambda _: True) for number in range(count)]
 
 
-def test_processes_that_take_at_once_get_different_ones(tmp_path: Path) -> None:
+def test_concurrent_allocations_get_different_ids(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         taken = pool.starmap(take_many, [(tmp_path, name, 25) for name in "abcd"])
     assert len({first for each in taken for first in each}) == 100

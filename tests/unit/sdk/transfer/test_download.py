@@ -115,7 +115,7 @@ def everything(folder: Path) -> dict[str, str]:
     return found
 
 
-def test_nothing_is_written_through_a_link_that_is_here(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_download_does_not_write_through_local_links(tmp_path: Path, subtests: pytest.Subtests) -> None:
     for number, members in enumerate(
         (
             [entry("link/planted", content=b"evil")],

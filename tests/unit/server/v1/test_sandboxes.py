@@ -161,7 +161,7 @@ async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str)
         (None, 400, "invalid_request", "body"),
     ],
 )
-async def test_what_makes_no_sense_is_told_and_nothing_is_made(
+async def test_invalid_create_request_is_refused_and_creates_nothing(
     at: Bench,
     http: httpx.AsyncClient,
     body: object,
