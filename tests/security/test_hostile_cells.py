@@ -92,7 +92,7 @@ FATAL = (
 )
 
 
-async def test_a_cell_that_its_kernel_survives(inside: Inside) -> None:
+async def test_kernel_works_after_hostile_cells(inside: Inside) -> None:
     await check(inside)  # what it needs is imported before a cell breaks imports
     for code, error in SURVIVABLE:
         status, errors, _ = await run(inside, code)
@@ -102,7 +102,7 @@ async def test_a_cell_that_its_kernel_survives(inside: Inside) -> None:
     await check(inside)
 
 
-async def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_finds_a_new_one(inside: Inside) -> None:
+async def test_cell_that_ends_its_kernel_is_reported_and_the_next_one_gets_a_new_kernel(inside: Inside) -> None:
     for code in FATAL:
         await run(inside, "before = 1")
         status, errors, _ = await run(inside, code)
@@ -123,7 +123,7 @@ async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: Inside) -> 
     await check(inside)
 
 
-async def test_a_gigantic_string_is_cut_or_costs_its_kernel_only(inside: Inside) -> None:
+async def test_gigantic_string_is_cut_or_ends_its_kernel_only(inside: Inside) -> None:
     status, errors, text = await run(inside, "'x' * 10**9")
     if status == "ok":
         assert "1,000,000,000" in text
@@ -162,7 +162,7 @@ async def test_threads_without_end_stop_nothing(inside: Inside) -> None:
     await check(inside)
 
 
-async def test_a_package_in_ipythons_place_leaves_a_plain_kernel_that_says_so(inside: Inside) -> None:
+async def test_broken_ipython_leaves_a_plain_kernel_that_reports_it(inside: Inside) -> None:
     site = "/usr/local/lib/python3.11/dist-packages"
     place = (await inside.sh("python3 -c 'import IPython; print(IPython.__path__[0])'")).strip()
     assert place.startswith(site)

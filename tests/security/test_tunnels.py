@@ -36,7 +36,7 @@ while True:
 """
 
 
-def test_tunnel_leads_neither_to_the_host_nor_to_another_sandbox_nor_to_the_services_own_port(service: LocalService, sandbox: Sandbox) -> None:
+def test_tunnel_reaches_neither_the_host_nor_another_sandbox_nor_the_service_port(service: LocalService, sandbox: Sandbox) -> None:
     with service.create(network=Network("none")) as other:
         for address in ("127.0.0.1", "::1", EVERY, "::"):
             with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as on_the_host:
@@ -57,7 +57,7 @@ def test_tunnel_leads_neither_to_the_host_nor_to_another_sandbox_nor_to_the_serv
 
 
 @IN_CONTAINERS
-def test_nobody_who_reads_nothing_makes_the_service_or_the_guest_grow(service: LocalService) -> None:
+def test_tunnels_without_readers_take_bounded_memory(service: LocalService) -> None:
     with service.create() as box:
         box.commands.run(["python3", "-c", SENDER], background=True)
         port = _listening(box, "127.0.0.1")

@@ -207,7 +207,7 @@ subprocess.run(["uv", "pip", "uninstall", "-q", "sandlot-probe"], check=True)
 
 
 @pytest.mark.parametrize("uid", [1000, 0], ids=["user", "root"])
-def test_pip_and_uv_install_where_every_python_looks(base: BuiltIn, wheels: Path, uid: int) -> None:
+def test_pip_and_uv_install_into_the_site_folder_of_every_python(base: BuiltIn, wheels: Path, uid: int) -> None:
     (wheels / "install.py").write_text(INSTALL, encoding="utf-8")
     script = (
         "set -e; python -c 'import sys; print(sys.path[1:])'; python -u /mnt/install.py pip install --no-index --find-links=/mnt sandlot-probe; "

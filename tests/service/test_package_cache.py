@@ -58,7 +58,7 @@ async def twice(cache: Served, install: Callable[[], Awaitable[object]]) -> None
     assert (second.errors, second.mismatches, second.stale, cache.cut) == (0, 0, 0, [])
 
 
-async def test_uv(cache: Served, tmp_path: Path) -> None:
+async def test_uv_installs_through_the_cache(cache: Served, tmp_path: Path) -> None:
     target = tmp_path / "target"
 
     async def install() -> None:
@@ -70,7 +70,7 @@ async def test_uv(cache: Served, tmp_path: Path) -> None:
     await twice(cache, install)
 
 
-async def test_pip_installs_what_a_lock_with_hashes_names(cache: Served, tmp_path: Path) -> None:
+async def test_pip_installs_from_a_lock_with_hashes(cache: Served, tmp_path: Path) -> None:
     """A lock file has no link of the cache but the hashes of files: what was locked against an index installs through the cache."""
     target, index = tmp_path / "target", f"{cache.origin}/pypi/simple/"
     (tmp_path / "in").write_text("six==1.17.0\n", encoding="ascii")
@@ -88,7 +88,7 @@ async def test_pip_installs_what_a_lock_with_hashes_names(cache: Served, tmp_pat
 
 
 @pytest.mark.may_skip("npm is no part of the supported hosts; inside of sandboxes it is tried with the image's")
-async def test_npm(cache: Served, tmp_path: Path) -> None:
+async def test_npm_installs_through_the_cache(cache: Served, tmp_path: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("no npm here")
@@ -107,7 +107,7 @@ async def test_npm(cache: Served, tmp_path: Path) -> None:
     await twice(cache, install)
 
 
-async def test_apt(cache: Served, tmp_path: Path) -> None:
+async def test_apt_installs_through_the_cache(cache: Served, tmp_path: Path) -> None:
     root = tmp_path / "root"
 
     async def install() -> None:

@@ -113,7 +113,7 @@ def test_next_install_repairs_what_a_killed_apt_left(quick: Sandbox) -> None:
     assert "is incomplete" not in quick.install("tree", manager="apt").stdout
 
 
-def test_failed_install_has_the_words_of_its_manager(quick: Sandbox) -> None:
+def test_failed_install_has_the_output_of_its_manager(quick: Sandbox) -> None:
     for manager, package, words in (
         ("pip", "sandlot-no-such-package", "was not found"),
         ("pip", "six==0.0.1", "six==0.0.1"),
@@ -138,7 +138,7 @@ def test_install_ends_at_its_timeout(quick: Sandbox) -> None:
     assert (done.timed_out, done.exit_code) == (True, 124)
 
 
-def test_full_disk_is_reported_in_the_words_of_the_manager(service: LocalService) -> None:
+def test_full_disk_is_reported_by_the_managers_output(service: LocalService) -> None:
     with service.create(disk="32M", isolation="container") as small:
         done = small.install("numpy")
         assert done.exit_code not in {0, None}

@@ -243,7 +243,7 @@ def test_fork_has_none_of_the_tunnels_of_its_parent(service: LocalService) -> No
 
 @pytest.mark.slow
 @ON_GVISOR
-def test_hibernation_cuts_tunnels_and_the_next_one_wakes_the_sandbox(service: LocalService) -> None:
+def test_hibernation_ends_tunnels_and_a_new_tunnel_wakes_the_sandbox(service: LocalService) -> None:
     with listening_in(service) as box:
         tunnel = say(box, "told")
         assert tunnel.receive() == b"ready"

@@ -27,7 +27,7 @@ async def test_names_may_be_odd(inside: Inside) -> None:
     assert "not-utf8-?" in [entry.name for entry in (await inside.link.files.list("/workspace")).entries]
 
 
-async def test_a_broken_transfer_leaves_the_old_file_and_nothing_else(inside: Inside) -> None:
+async def test_broken_upload_leaves_only_the_old_file(inside: Inside) -> None:
     await inside.link.files.write("/workspace/keep/file", b"old")
 
     async def breaks() -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ async def value(inside: Inside, code: str) -> object:
     return told[-1].data["text/plain"]
 
 
-async def test_variables_stay_between_cells_and_over_an_exception(inside: Inside) -> None:
+async def test_variables_are_kept_between_cells_and_after_an_exception(inside: Inside) -> None:
     text, told, result = await inside.cell("import os\nkept = 41\nprint('hello', os.getuid(), os.getcwd())")
     assert (text, told, result.status) == ("hello 1000 /workspace\n", [], "ok")
     _, told, result = await inside.cell("kept += 1\nraise ValueError('no')")
@@ -23,7 +23,7 @@ async def test_variables_stay_between_cells_and_over_an_exception(inside: Inside
     assert await value(inside, "kept") == "42"
 
 
-async def test_a_timeout_interrupts_and_leaves_the_variables(inside: Inside) -> None:
+async def test_timeout_interrupts_and_keeps_the_variables(inside: Inside) -> None:
     await inside.cell("before = 'still here'")
     _, told, result = await inside.cell("import time\ntime.sleep(600)", timeout_s=0.5)
     assert result.status == "timeout"
@@ -32,7 +32,7 @@ async def test_a_timeout_interrupts_and_leaves_the_variables(inside: Inside) -> 
     assert await value(inside, "before") == "'still here'"
 
 
-async def test_a_cell_that_will_not_stop_is_killed_and_the_next_one_works(inside: Inside) -> None:
+async def test_cell_that_ignores_its_timeout_is_killed_and_the_next_one_works(inside: Inside) -> None:
     code = "import signal, subprocess, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nsubprocess.Popen(['sleep', '1618'])\ntime.sleep(600)"
     _, told, result = await inside.cell(code, timeout_s=0.5)
     assert result.status == "timeout"
@@ -42,7 +42,7 @@ async def test_a_cell_that_will_not_stop_is_killed_and_the_next_one_works(inside
     assert "sleep 1618" not in await inside.sh("ps -eo args"), "children of a kernel die with it"
 
 
-async def test_a_kernel_that_dies_says_so_and_comes_back(inside: Inside) -> None:
+async def test_dead_kernel_is_reported_and_replaced(inside: Inside) -> None:
     await inside.cell("gone = 1")
     _, told, result = await inside.cell("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     assert result.status == "died"

@@ -147,7 +147,7 @@ async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_coun
     await link.processes.signal(call.id, KILL)
 
 
-async def test_a_cell_in_flight_is_finished_once_and_told_to_the_next_host(place: Place) -> None:
+async def test_running_cell_is_executed_once_and_followed_by_the_next_host(place: Place) -> None:
     await _cell(await place.link.kernels.execute(CellSpec("runs = 0")))
     code = "import time\nruns += 1\nprint('begun', flush=True)\ntime.sleep(0.7)\nprint('done')\nruns"
     call = await place.link.kernels.execute(CellSpec(code))

@@ -146,7 +146,7 @@ async def sockets_of_the_guest(inside: Inside) -> int:
     return int(out)
 
 
-async def test_a_program_that_ends_its_half_still_reads(inside: Inside) -> None:
+async def test_program_that_closed_its_half_still_reads(inside: Inside) -> None:
     async with serving(inside.link) as server:
         tunnel = await say(inside.link, server.port, b"early")
         assert await rest(tunnel) == b"early"
@@ -156,7 +156,7 @@ async def test_a_program_that_ends_its_half_still_reads(inside: Inside) -> None:
         assert await server.said() == "300000"
 
 
-async def test_nobody_listens(inside: Inside) -> None:
+async def test_port_without_a_listener_is_not_found(inside: Inside) -> None:
     for port in (9, 48_000, schema.PACKAGES_PORT):
         with pytest.raises(NotFoundError) as refused:
             await inside.link.connect_port(port)
@@ -187,14 +187,14 @@ async def test_who_accepts_nobody_is_given_up(inside: Inside) -> None:
         assert refused.value.code is ErrorCode.TIMEOUT
 
 
-async def test_a_connection_that_is_broken_off_is_no_end(inside: Inside) -> None:
+async def test_connection_reset_by_the_program_is_reported_as_reset(inside: Inside) -> None:
     async with serving(inside.link) as server:
         tunnel = await say(inside.link, server.port, b"break")
         with pytest.raises(ConflictError, match="reset"):
             await rest(tunnel)
 
 
-async def test_who_is_let_go_of_is_seen_by_the_program(inside: Inside) -> None:
+async def test_program_sees_the_reset_or_the_end_of_a_tunnel(inside: Inside) -> None:
     async with serving(inside.link) as server:
         cut = await say(inside.link, server.port, b"told")
         assert await anext(cut) == b"ready"
@@ -227,7 +227,7 @@ async def test_slow_readers_stop_nobody_else_and_hold_a_bounded_amount(inside: I
         await unheard.aclose()
 
 
-async def test_so_many_at_once_and_no_more_and_nothing_is_left_of_hundreds(inside: Inside) -> None:
+async def test_64_tunnels_at_once_are_the_limit_and_hundreds_leave_nothing(inside: Inside) -> None:
     async with serving(inside.link, code=ECHO) as server:
         before = await sockets_of_the_guest(inside)
         for _ in range(4):

@@ -94,7 +94,7 @@ async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> Non
         assert all(len(set(numbers)) == len(made) for numbers in zip(*made, strict=True)), made
 
 
-async def test_what_goes_on_in_a_copy_and_what_is_left_behind(tmp_path: Path) -> None:
+async def test_copy_serves_only_the_running_executions_of_its_source(tmp_path: Path) -> None:
     async with house(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source", OLD="1", BOTH="1")

@@ -77,7 +77,7 @@ async def kernel(inside: Inside) -> AsyncIterator[Context]:
     await inside.link.kernels.remove(made.kernel)
 
 
-async def test_streams_results_and_errors_come_in_the_order_they_were_made(kernel: Context) -> None:
+async def test_streams_results_and_errors_arrive_in_order(kernel: Context) -> None:
     code = (
         "import sys\nprint('one')\nprint('two', file=sys.stderr)\ndisplay('three')\n"
         "print('four', end='')\n!echo five\nprint('six')\nraise KeyError('seven')"
@@ -94,7 +94,7 @@ async def test_streams_results_and_errors_come_in_the_order_they_were_made(kerne
     assert "|".join(order[2:]).replace("four|five", "fourfive").replace("five\n|six", "five\nsix") == "'three'|fourfive\nsix\n|'seven'"
 
 
-async def test_update_display_data_has_the_id_of_what_it_updates(kernel: Context) -> None:
+async def test_update_has_the_id_of_the_updated_display(kernel: Context) -> None:
     first, second = (await kernel.run("handle = display('a', display_id='progress')\nhandle.update('b')")).displays
     assert (first.display_id, first.update, first.data["text/plain"]) == ("progress", False, "'a'")
     assert (second.display_id, second.update, second.data["text/plain"]) == ("progress", True, "'b'")
@@ -112,7 +112,7 @@ async def test_clear_output_is_told_with_wait(kernel: Context) -> None:
     ]
 
 
-async def test_silent_shows_nothing_stores_nothing_and_does_not_count(kernel: Context) -> None:
+async def test_silent_cell_has_no_result_no_history_and_no_count(kernel: Context) -> None:
     before = (await kernel.run("'before'")).result.execution_count
     told = await kernel.run("quiet = 5\n'not shown'", silent=True)
     assert (told.result.status, told.displays) == ("ok", [])
@@ -120,7 +120,7 @@ async def test_silent_shows_nothing_stores_nothing_and_does_not_count(kernel: Co
     assert await kernel.value("any('not shown' in cell for cell in In[:-1])") == "False"
 
 
-async def test_without_store_history_a_result_is_shown_and_nothing_counted(kernel: Context) -> None:
+async def test_cell_without_store_history_has_a_result_and_no_count(kernel: Context) -> None:
     before = (await kernel.run("'before'")).result.execution_count
     told = await kernel.run("'shown once'", store_history=False)
     assert [shown.data["text/plain"] for shown in told.displays] == ["'shown once'"]
@@ -129,7 +129,7 @@ async def test_without_store_history_a_result_is_shown_and_nothing_counted(kerne
     assert after.displays[0].data["text/plain"] == "(False, False)"
 
 
-async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
+async def test_stop_on_error_aborts_waiting_cells(kernel: Context) -> None:
     link = kernel.inside.link
     calls = [
         await link.kernels.execute(CellSpec(code, context=kernel.id), id=new_process_id(), stop_on_error=True)
@@ -139,7 +139,7 @@ async def test_stop_on_error_aborts_what_waits(kernel: Context) -> None:
     assert (await kernel.run("ran")).errors[0].name == "NameError"
 
 
-async def test_input_is_refused_at_once_and_says_what_to_do(kernel: Context) -> None:
+async def test_input_is_refused_at_once_with_a_hint(kernel: Context) -> None:
     for code in ("input('Name? ')", "import getpass; getpass.getpass()", "breakpoint()"):
         told = await kernel.run(code)
         assert told.errors[0].name == "StdinNotImplementedError"
@@ -147,7 +147,7 @@ async def test_input_is_refused_at_once_and_says_what_to_do(kernel: Context) -> 
     assert await kernel.value("'goes on'") == "'goes on'"
 
 
-async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel: Context) -> None:
+async def test_interrupt_raises_keyboard_interrupt_and_keeps_the_state(kernel: Context) -> None:
     await kernel.run("kept = 'kept'")
     for code in (
         "import time; print('up', flush=True); time.sleep(300)",
@@ -168,7 +168,7 @@ async def test_an_interrupt_is_a_keyboard_interrupt_and_leaves_the_state(kernel:
         assert await kernel.value("kept") == "'kept'", code
 
 
-async def test_a_restart_forgets_everything(inside: Inside) -> None:
+async def test_restart_removes_all_state(inside: Inside) -> None:
     context = Context(inside, (await inside.link.kernels.create(new_context_id(), "python")).kernel)
     await context.run("gone = 1")
     await inside.link.kernels.restart(context.id)
@@ -178,7 +178,7 @@ async def test_a_restart_forgets_everything(inside: Inside) -> None:
     await inside.link.kernels.remove(context.id)
 
 
-async def test_bundles_have_the_types_that_objects_offer(kernel: Context) -> None:
+async def test_displays_have_the_mime_types_of_their_object(kernel: Context) -> None:
     code = (
         "from IPython.display import HTML, JSON, SVG, Javascript, Latex, Markdown, Image, display\nfrom PIL import Image as Picture\nimport io\n"
         "jpeg = io.BytesIO(); Picture.new('RGB', (2, 2)).save(jpeg, 'jpeg')\n"
@@ -229,7 +229,7 @@ CHARTS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-async def test_a_figure_is_shown_when_its_cell_ends_with_the_charts_data(kernel: Context) -> None:
+async def test_figure_is_displayed_at_the_end_of_its_cell_with_chart_data(kernel: Context) -> None:
     for kind, (code, expected) in CHARTS.items():
         (shown,) = (await kernel.run(f"import matplotlib.pyplot as plt\n{code};")).displays
         assert isinstance(png := shown.data["image/png"], bytes)

@@ -54,7 +54,7 @@ async def run(inside: Inside, language: str, code: str, **options: float) -> Tol
     return await listen(await inside.link.kernels.execute(CellSpec(code, language=None, context=language, **options)), Told())  # type: ignore[arg-type]
 
 
-async def test_bash_keeps_its_state_and_tells_exit_statuses(inside: Inside) -> None:
+async def test_bash_keeps_its_state_and_reports_exit_statuses(inside: Inside) -> None:
     told = await run(inside, "bash", "x=5; cd /tmp; f() { echo f$x; }; echo out; echo err >&2")
     assert told.result is not None
     assert (told.result.status, told.texts) == ("ok", {1: "out\n", 2: "err\n"})
@@ -77,7 +77,7 @@ async def test_javascript_keeps_its_state_and_shows_values(inside: Inside) -> No
     assert (await run(inside, "javascript", "x.length")).plain == ["8"]
 
 
-async def test_javascript_finds_what_npm_installed_meanwhile(inside: Inside) -> None:
+async def test_javascript_finds_packages_that_npm_installed_after_its_start(inside: Inside) -> None:
     assert (await run(inside, "javascript", "require('probe')")).errors != []
     script = (
         "mkdir -p /tmp/probe && cd /tmp/probe && echo 'exports.word = 7' > index.js && npm init -y >/dev/null"
@@ -87,7 +87,7 @@ async def test_javascript_finds_what_npm_installed_meanwhile(inside: Inside) -> 
     assert (await run(inside, "javascript", "[require('probe').word, (await import('probe')).word]")).plain == ["[ 7, 7 ]"]
 
 
-async def test_an_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> None:
+async def test_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> None:
     for language, code, kept in (
         ("bash", "kept=yes; echo on; sleep 300; echo never", "echo $kept"),
         ("bash", "kept=yes; echo on; while :; do :; done", "echo $kept"),

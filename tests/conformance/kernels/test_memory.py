@@ -12,7 +12,7 @@ from tests.conformance.guest.conftest import SMALL, open_sandbox
 GREEDY = "l = []\nwhile True: l.append(b'z' * (1 << 20))"
 
 
-async def test_a_command_that_the_guest_kills_for_memory_is_told_as_such(tmp_path: Path) -> None:
+async def test_command_that_the_guest_kills_for_memory_has_the_reason_oom(tmp_path: Path) -> None:
     async with open_sandbox(tmp_path, isolation="gvisor", limits=SMALL) as inside:
         cell = await inside.link.kernels.execute(CellSpec("import time\nprint('on', flush=True)\nfor n in range(600): time.sleep(0.1)"))
         async for item in cell:  # memory is looked after while a cell runs
@@ -25,7 +25,7 @@ async def test_a_command_that_the_guest_kills_for_memory_is_told_as_such(tmp_pat
         assert (await cell.result()).status == "error"
 
 
-async def test_a_kernel_that_is_killed_with_a_third_of_the_memory_is_told_as_such(tmp_path: Path) -> None:
+async def test_kernel_that_is_killed_with_a_third_of_the_memory_has_the_status_oom(tmp_path: Path) -> None:
     """It need not have half of it: here others have the rest."""
     async with open_sandbox(tmp_path, isolation="container", limits=SMALL) as inside:
         for share in ("h = b'z' * (130 << 20)", "h = b'z' * (120 << 20)"):

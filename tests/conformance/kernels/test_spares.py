@@ -70,7 +70,7 @@ async def spare(inside: Inside) -> int:
     return pids[1]
 
 
-async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside: Inside) -> None:
+async def test_new_context_gets_the_spare_kernel(inside: Inside) -> None:
     assert await value(inside, "default", "1 + 1") == "2"
     for _ in range(2):
         waiting = await spare(inside)
@@ -81,7 +81,7 @@ async def test_a_new_context_has_the_one_that_waited_and_the_next_one_too(inside
         await remove(inside, context)
 
 
-async def test_two_of_one_fork_server_have_randomness_of_their_own(inside: Inside) -> None:
+async def test_kernels_of_one_fork_server_draw_different_random_numbers(inside: Inside) -> None:
     contexts = [await new(inside) for _ in range(3)]
     code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
     assert len({await value(inside, context, code) for context in contexts}) == 3
@@ -89,7 +89,7 @@ async def test_two_of_one_fork_server_have_randomness_of_their_own(inside: Insid
         await remove(inside, context)
 
 
-async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
+async def test_environment_needed_before_imports_starts_a_new_kernel(inside: Inside) -> None:
     waiting = await spare(inside)
     context = await new(inside, OMP_NUM_THREADS="1", PYTHONHASHSEED="7")
     assert await value(inside, context, "import os, sys; os.environ['OMP_NUM_THREADS'], sys.flags.hash_randomization") == "('1', 1)"
@@ -99,7 +99,7 @@ async def test_what_must_be_there_before_an_import_is(inside: Inside) -> None:
 
 
 @pytest.mark.parametrize("isolation", EVERY_DAY)
-async def test_what_was_installed_meanwhile_is_what_a_new_one_imports(isolation: str, tmp_path: Path) -> None:
+async def test_new_context_imports_packages_as_they_are_on_the_disk(isolation: str, tmp_path: Path) -> None:
     # In a sandbox of its own, because it changes installed packages.
     async with open_sandbox(tmp_path, isolation=isolation, template="code-interpreter", limits=LIMITS) as inside:
         await _changed_packages_are_imported(inside)

@@ -44,7 +44,7 @@ class Screen:
         self.ended = True
 
 
-async def test_what_is_typed_reaches_the_program_up_to_the_key(subtests: pytest.Subtests) -> None:
+async def test_keys_reach_the_program_up_to_the_detach_key(subtests: pytest.Subtests) -> None:
     for typed, code, sent, detached in (
         ([b"ls\n", b"\x1d"], 0x1D, b"ls\n", True),
         ([b"ls\x1drest"], 0x1D, b"ls", True),
@@ -70,7 +70,7 @@ def _fail_in(terminal: int) -> None:
         raise RuntimeError
 
 
-def test_a_terminal_is_raw_and_then_as_it_was_whatever_happens() -> None:
+def test_local_terminal_is_restored_after_an_error() -> None:
     ours, theirs = os.openpty()
     try:
         before = termios.tcgetattr(theirs)

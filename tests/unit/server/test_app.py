@@ -24,7 +24,7 @@ async def test_the_description_is_complete(api: httpx.AsyncClient) -> None:
         assert any(status.startswith(("1", "2")) for status in what["responses"]), (path, method)
 
 
-async def test_every_route_refuses_rubbish_in_one_shape(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_every_route_refuses_invalid_requests_with_one_error_format(at: Bench, http: httpx.AsyncClient) -> None:
     box = (await at.sandbox()).id
     for path, methods in (await http.get("/openapi.json")).json()["paths"].items():
         url = re.sub(r"\{process\}", "0" * 32, path.replace("{sandbox}", box))

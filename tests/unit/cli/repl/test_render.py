@@ -49,7 +49,7 @@ def test_the_form_that_says_most(subtests: pytest.Subtests) -> None:
             assert choose_form(given) == expected
 
 
-def test_images_are_new_files_in_their_best_form(tmp_path: Path) -> None:
+def test_images_are_saved_as_new_files(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     (first,) = save_image(result(svg="<svg/>", png=PNG), folder)
     (second,) = save_image(result(png=PNG), folder)
@@ -68,7 +68,7 @@ def test_what_is_no_image_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_nothing_commands_the_terminal(subtests: pytest.Subtests) -> None:
+def test_rendered_results_have_no_terminal_control_sequences(subtests: pytest.Subtests) -> None:
     for width in (None, 60):
         for given in (
             result(plain="a\x1b]0;title\x07b"),

@@ -113,7 +113,7 @@ async def desk(at: Bench, http: httpx.AsyncClient, tmp_path: Path) -> Desk:
     return Desk(at, (await at.sandbox()).id, tmp_path)
 
 
-async def test_a_session_is_typed_interrupted_and_left(desk: Desk) -> None:
+async def test_session_continues_after_an_interrupt(desk: Desk) -> None:
     async with on_terminal(desk, "repl", desk.sandbox) as terminal:
         await terminal.until("Ctrl-D ends the session")
         for typed, shown in (

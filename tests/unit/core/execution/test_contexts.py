@@ -58,7 +58,7 @@ async def test_context_is_created_listed_used_restarted_and_removed(at: Bench, s
 
 
 @pytest.mark.real_guest
-async def test_languages_have_contexts_of_their_own(at: Bench, sandbox: Sandbox) -> None:
+async def test_each_language_has_its_own_default_context(at: Bench, sandbox: Sandbox) -> None:
     await at.node.code.run(OPERATOR, sandbox.id, CellSpec("x=from-bash", language="sh"))
     assert (await at.node.code.run(OPERATOR, sandbox.id, CellSpec("echo $x", language="bash"))).stdout.text() == "from-bash\n"
     await at.node.code.run(OPERATOR, sandbox.id, CellSpec("let x = 'from js'", language="js"))
@@ -75,7 +75,7 @@ async def test_language_that_the_image_lacks_is_refused(at: Bench, sandbox: Sand
 
 
 @pytest.mark.real_guest
-async def test_the_next_service_finds_contexts_and_executions_as_they_are(tmp_path: Path, driver: MemoryDriver) -> None:
+async def test_next_service_finds_contexts_and_executions_unchanged(tmp_path: Path, driver: MemoryDriver) -> None:
     async with serving(tmp_path, driver, keep=True) as first:
         sandbox = await first.internals.manager.create(OPERATOR, BASE)
         mine = (await first.node.contexts.create(OPERATOR, sandbox.id, "python")).id

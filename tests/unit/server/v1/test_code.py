@@ -45,7 +45,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
     assert failed["error"]["traceback"]
 
 
-async def test_as_lines(http: httpx.AsyncClient, url: str) -> None:
+async def test_events_of_a_run_are_streamed_as_json_lines(http: httpx.AsyncClient, url: str) -> None:
     answer = await http.post(url + "/code", json={"code": "print('é')\n1"}, headers={"Accept": NDJSON_MEDIA_TYPE})
     assert answer.headers["content-type"] == NDJSON_MEDIA_TYPE
     all_told = [json.loads(line) for line in answer.text.splitlines()]
@@ -54,7 +54,7 @@ async def test_as_lines(http: httpx.AsyncClient, url: str) -> None:
     assert [each.get("id") for each in all_told] == ["0-0-0", "0-0-1", "3-0-1", "3-0-2", None]
 
 
-async def test_each_event_says_where_to_go_on(http: httpx.AsyncClient, url: str) -> None:
+async def test_stream_continues_after_the_id_of_any_event(http: httpx.AsyncClient, url: str) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'a\\xc3')\nsys.stdout.flush()\ndisplay(1)\nprint('b', file=sys.stderr)\n1/0"
     begun = (await http.post(url + "/code", json={"code": code, "background": True})).json()["id"]
     path = f"{url}/code/{begun}"
@@ -83,7 +83,7 @@ async def test_what_runs_in_the_background_outlives_its_client_and_is_followed(h
     assert output(await told(http, path)) == (kept["stdout"] + waited["stdout"]).encode()
 
 
-async def test_one_run_is_interrupted_and_the_one_behind_it_is_taken_back(http: httpx.AsyncClient, url: str) -> None:
+async def test_interrupt_ends_the_named_run_only_whether_it_runs_or_waits(http: httpx.AsyncClient, url: str) -> None:
     first, second, third = [
         (await http.post(url + "/code", json={"code": code, "background": True, "timeout": None})).json()["id"]
         for code in ("y = 5\nwhile True: pass", "y = 6", "y += 1")
@@ -123,7 +123,7 @@ def test_an_event_id_of_somebody_else_is_none(id_: str) -> None:
     assert parse_event_id(id_) is None
 
 
-async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str) -> None:
+async def test_unknown_execution_is_not_found_in_every_format(http: httpx.AsyncClient, url: str) -> None:
     path = f"{url}/code/{'0' * 32}"
     problem(await http.get(path), 404, "execution_not_found")
     problem(await http.post(f"{path}/interrupt"), 404, "execution_not_found")
@@ -134,7 +134,7 @@ async def test_an_execution_that_there_is_not(http: httpx.AsyncClient, url: str)
 
 @cases("accept", ["application/json", SSE_MEDIA_TYPE])
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_interrupts_its_cell(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
+async def test_disconnect_interrupts_the_cell_and_keeps_the_variables(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
     async def has_begun() -> bool:
         return (await http.get(url + "/files/stat", params={"path": "/tmp/begun"})).is_success
 

@@ -16,7 +16,7 @@ CODE = "import time\nfor n in range(15):\n    print(n, flush=True)\n    time.sle
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_a_connection_that_breaks_interrupts_nothing(at: Bench, http: httpx.AsyncClient, accept: str) -> None:
+async def test_broken_connection_does_not_interrupt_a_run_with_a_key(at: Bench, http: httpx.AsyncClient, accept: str) -> None:
     key = (await http.post("/v1/keys", json={"name": "ann"})).json()["key"]
     body = {"code": CODE}
     content = json.dumps(body)

@@ -78,7 +78,7 @@ async def test_one_that_there_is_not(http: httpx.AsyncClient, url: str, id_: str
         assert answer.json()["code"] in {"context_not_found", "not_found"}
 
 
-async def test_a_create_that_is_sent_again_under_its_key_makes_one(http: httpx.AsyncClient, url: str) -> None:
+async def test_repeated_create_under_one_key_makes_one_context(http: httpx.AsyncClient, url: str) -> None:
     made = [await http.post(url + "/contexts", json={"cwd": "/tmp"}, headers={"Idempotency-Key": "mine"}) for _ in range(2)]
     assert [each.status_code for each in made] == [201, 201]
     assert re.fullmatch(r"ctx-[0-9a-f]{16}", made[0].json()["id"])

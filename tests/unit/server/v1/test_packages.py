@@ -114,7 +114,7 @@ async def test_what_makes_no_sense_is_refused_and_nothing_runs(http: httpx.Async
 
 
 @pytest.mark.real_guest
-async def test_without_network_they_are_open_while_something_is_installed(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_package_access_without_network_is_open_during_an_install(at: Bench, http: httpx.AsyncClient) -> None:
     sandbox = await at.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", limits=BASE.limits, network=NetworkPolicy(NetworkMode.NONE)))
     url = f"/v1/sandboxes/{sandbox.id}"
     say = {"argv": ["python3", "-c", SAYS]}
@@ -132,7 +132,7 @@ async def test_without_network_they_are_open_while_something_is_installed(at: Be
 
 
 @pytest.mark.real_guest
-async def test_a_key_that_may_not_open_them_gets_the_managers_words(at: Bench) -> None:
+async def test_key_without_installs_gets_the_managers_output(at: Bench) -> None:
     record, secret = await at.service.api_keys.create("closed", quota=Quota(installs=False))
     principal = Principal(owner=record.id, name="closed", quota=record.quota)
     sandbox = await at.sandboxes.create(principal, CreateSandboxParams(template="base", limits=BASE.limits, network=NetworkPolicy(NetworkMode.NONE)))

@@ -268,7 +268,7 @@ async def test_a_run_tells_which_files_it_changed(http: httpx.AsyncClient, url: 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 @pytest.mark.real_guest
-async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
+async def test_run_has_its_result_if_its_change_report_fails(at: Bench, http: httpx.AsyncClient, url: str, accept: str) -> None:
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     body = {"command": "until [ -e /workspace/go ]; do sleep 0.05; done; echo important; exit 3", "track": ["/workspace"]}
 
@@ -286,7 +286,7 @@ async def test_a_run_has_its_result_whatever_becomes_of_its_report(at: Bench, ht
         assert said in answer
 
 
-async def test_a_client_that_goes_away_while_its_input_is_not_read_leaves_the_turn(
+async def test_disconnect_while_input_is_not_read_releases_the_input(
     at: Bench, http: httpx.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stdin, "PROMPT_S", 0.2)

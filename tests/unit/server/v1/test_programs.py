@@ -118,7 +118,7 @@ def outcome(item: dict[str, Any]) -> str:
     return str(item["result"]["status"] if item["error"] is None else item["error"]["code"])
 
 
-async def test_a_batch_keeps_its_order_and_one_bad_item_spoils_none(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_batch_keeps_its_order_and_a_failed_item_affects_no_other(http: httpx.AsyncClient, at: Bench) -> None:
     answer = await http.post(f"{URL}/batch", json={"items": ITEMS, "concurrency": 3})
     assert answer.status_code == 200, answer.text
     items = answer.json()["items"]
@@ -164,7 +164,7 @@ async def test_a_client_that_goes_away_takes_its_batch_along(http: httpx.AsyncCl
     assert at.driver.leftovers() == []
 
 
-async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_runs_no_more_programs_at_once_than_requested(http: httpx.AsyncClient, at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
     create = SandboxManager.create
 
@@ -180,7 +180,7 @@ async def test_no_more_run_at_once_than_were_asked_for(http: httpx.AsyncClient, 
     assert 1 <= most <= 2
 
 
-async def test_an_item_that_finds_no_room_waits_for_some(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_item_without_room_waits(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = 3
     create = SandboxManager.create
 

@@ -42,7 +42,7 @@ FIELDS = {
 }
 
 
-async def test_created_looked_at_and_killed(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_sandbox_is_created_read_and_killed(at: Bench, http: httpx.AsyncClient) -> None:
     asked = {
         "template": "base",
         "name": "n",
@@ -187,7 +187,7 @@ async def test_invalid_create_request_is_refused_and_creates_nothing(
         (b'{"template": "base"}', "text/plain"),
     ],
 )
-async def test_bodies_that_are_none(at: Bench, http: httpx.AsyncClient, content: bytes, kind: str) -> None:
+async def test_invalid_bodies_are_refused(at: Bench, http: httpx.AsyncClient, content: bytes, kind: str) -> None:
     problem(await http.post("/v1/sandboxes", content=content, headers={"Content-Type": kind}), 400, "invalid_request")
     assert at.sandboxes.held == 0
 

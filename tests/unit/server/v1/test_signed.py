@@ -64,7 +64,7 @@ async def here(folder: Path) -> AsyncIterator[Open]:
         yield Open(api_keys, owner, anybody, f"/v1/sandboxes/{made.json()['id']}", base)
 
 
-async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(here: Open) -> None:
+async def test_signed_url_gives_access_to_one_file_by_one_method(here: Open) -> None:
     content = os.urandom(100_000)
     written = await here.anybody.put(await here.sign(method="PUT"), content=content)
     assert (written.status_code, written.json()["size_bytes"]) == (200, 100_000)
@@ -81,7 +81,7 @@ async def test_whoever_has_the_url_writes_and_reads_that_file_and_nothing_else(h
     problem(await here.anybody.get(f"{here.base}/v1/signed/files/content"), 403, "forbidden")
 
 
-async def test_it_holds_no_longer_than_it_was_signed_for_and_no_longer_than_the_key(here: Open) -> None:
+async def test_signed_url_ends_at_its_expiry_and_with_its_key(here: Open) -> None:
     await here.owner.put(f"{here.url}/files/content", params={"path": "/workspace/a"}, content=b"a")
     short, long = await here.sign(expires_in=1), await here.sign()
 
@@ -94,7 +94,7 @@ async def test_it_holds_no_longer_than_it_was_signed_for_and_no_longer_than_the_
     assert "revoked" in problem(await here.anybody.get(long), 403, "forbidden")["detail"]
 
 
-async def test_an_upload_by_it_keeps_the_limits_of_the_key_and_of_the_service(here: Open) -> None:
+async def test_upload_by_signed_url_obeys_the_limits_of_key_and_service(here: Open) -> None:
     url = await here.sign(method="PUT")
     problem(await here.anybody.put(url, content=bytes(MIB + 1)), 429, "quota_exceeded")
     problem(await here.anybody.put(url, content=bytes(3 * MIB)), 413, "too_large")

@@ -47,7 +47,7 @@ async def test_used_resized_and_ended(at: Bench, http: httpx.AsyncClient, url: s
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_leaves_leaves_it_running_and_comes_back_where_it_was(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+async def test_terminal_outlives_its_client_and_is_attached_again_by_offset(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty -echo; echo one; read x; echo two; read x")
     address = f"{url}/processes/{process}/terminal"
     async with opened(at, address) as screen:
@@ -83,7 +83,7 @@ async def test_a_slow_reader_holds_up_its_program_only_and_takes_bounded_memory(
     assert waited["exit"]["exit_code"] == 0, "with nobody looking it runs on"
 
 
-async def test_a_client_that_types_what_nobody_reads_is_noticed_when_it_leaves(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+async def test_disconnect_is_noticed_while_typed_input_is_not_read(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     process = await started(http, url, "stty raw -echo; sleep 4351")
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     screen = await connect(at, f"{url}/processes/{process}/terminal")
@@ -95,7 +95,7 @@ async def test_a_client_that_types_what_nobody_reads_is_noticed_when_it_leaves(a
     assert (await http.get(f"{url}/processes/{process}")).json()["running"]
 
 
-async def test_what_the_program_does_not_take_keeps_nothing_else_from_getting_through(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+async def test_unread_input_delays_no_other_message_to_a_terminal(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     sandbox = at.sandboxes.find(url.rpartition("/")[2], OPERATOR)
     process = await started(http, url, "stty raw -echo; echo ready; sleep 4355")
     held_bytes = sandbox.buffers.taken_bytes

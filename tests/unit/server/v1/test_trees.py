@@ -83,7 +83,7 @@ async def test_what_is_wrong_with_an_archive_is_told_by_the_entry(http: httpx.As
 
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.real_guest
-async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient, url: str) -> None:
+async def test_archive_that_cannot_be_packed_to_its_end_is_cut(http: httpx.AsyncClient, url: str) -> None:
     for rights, what in (("0", "d/b"), ("600", "d")):
         await http.post(url + "/processes", json={"command": f"mkdir -p d; echo a > d/a; echo b > d/b; chmod {rights} {what}"})
         with pytest.raises(httpx.RemoteProtocolError):
@@ -92,7 +92,7 @@ async def test_an_archive_that_cannot_be_finished_is_cut(http: httpx.AsyncClient
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_file(
+async def test_disconnect_during_an_archive_leaves_no_process_and_no_partial_file(
     at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox
 ) -> None:
     raw = archive(entry("big", content=os.urandom(2_000_000)))
@@ -123,7 +123,7 @@ async def test_a_client_that_goes_away_half_way_leaves_no_process_and_no_half_fi
 
 
 @pytest.mark.real_guest
-async def test_a_client_that_goes_away_is_noticed_while_what_unpacks_stands_still(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
+async def test_disconnect_is_noticed_while_unpacking_is_stopped(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     raw = archive(entry("big", content=bytes(5_000_000)))
     begun, stopped = asyncio.Event(), asyncio.Event()
 

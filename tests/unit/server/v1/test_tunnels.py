@@ -99,7 +99,7 @@ async def test_refusals_are_answers_before_the_upgrade(at: Bench, http: httpx.As
 
 
 @pytest.mark.parametrize("how", ["revoked", "stopped"])
-async def test_a_revoked_key_and_a_service_that_stops_end_tunnels(at: Bench, http: httpx.AsyncClient, how: str) -> None:
+async def test_tunnel_ends_with_its_key_and_its_service(at: Bench, http: httpx.AsyncClient, how: str) -> None:
     record, secret = await at.service.api_keys.create("stolen")
     principal = at.service.api_keys.verify(secret)
     assert principal is not None

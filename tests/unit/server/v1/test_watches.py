@@ -52,7 +52,7 @@ async def taken(http: httpx.AsyncClient, watcher: str, *wanted: tuple[str, str])
 
 
 @pytest.mark.real_guest
-async def test_what_happens_is_kept_and_told_once(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
+async def test_events_of_a_watcher_are_kept_and_returned_once(http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "mkdir -p w/sub")
     watcher = await watched(http, url, recursive=True)
     assert sandbox.activity.held == 0, "it keeps no sandbox from being idle"
@@ -75,7 +75,7 @@ async def cut(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.real_guest
-async def test_one_that_was_cut_begins_anew_and_says_so(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
+async def test_interrupted_watcher_starts_again_and_reports_an_overflow(at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox) -> None:
     await run(http, url, "mkdir w")
     watcher = await watched(http, url)
     await cut(sandbox)
@@ -90,7 +90,7 @@ async def test_one_that_was_cut_begins_anew_and_says_so(at: Bench, http: httpx.A
 
 
 @pytest.mark.real_guest
-async def test_they_and_what_they_keep_are_bounded(
+async def test_watchers_and_their_events_are_limited(
     at: Bench, http: httpx.AsyncClient, url: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "MAX_WATCHERS", 2)
