@@ -73,6 +73,8 @@ class SnapshotKind(StrEnum):
     """Files only: a sandbox that is started from the snapshot boots."""
 
 
+CPUS_RANGE = 0.05, 64
+"""Smallest and largest value of :attr:`Limits.cpus`."""
 MIN_PIDS, MAX_PIDS = 16, 32768
 """Smallest and largest value of :attr:`Limits.pids`."""
 MEMORY_RANGE_BYTES = 64 * MIB, 1024 * GIB
@@ -99,7 +101,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse limits that are out of range."""
-        _bounded("cpus", self.cpus, 0.05, 64)
+        _bounded("cpus", self.cpus, *CPUS_RANGE)
         check_size("memory_bytes", self.memory_bytes, *MEMORY_RANGE_BYTES)
         check_size("disk_bytes", self.disk_bytes, *DISK_RANGE_BYTES)
         _bounded("pids", self.pids, MIN_PIDS, MAX_PIDS)
