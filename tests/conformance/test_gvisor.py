@@ -195,7 +195,7 @@ async def test_a_runtime_that_limits_the_disk_itself_gets_a_folder(harness: Driv
     assert leftovers(harness.data_dir, harness.node) == ()
 
 
-async def test_a_change_that_a_killed_service_had_only_written_down_is_finished(harness: DriverHarness) -> None:
+async def test_recorded_change_of_a_killed_service_is_finished(harness: DriverHarness) -> None:
     instance = await harness.boot(harness.new_driver())
     place = SandboxFolder(sandboxes_folder(harness.data_dir) / instance.ref).record
     record = records.read(place)

@@ -37,7 +37,7 @@ def _serves_afterwards(sandbox: Sandbox) -> Iterator[None]:
     assert sandbox.commands.run(["echo", "alive"], timeout=60).stdout == "alive\n"
 
 
-def test_leaving_the_session_and_the_parent(sandbox: Sandbox) -> None:
+def test_timeout_ends_programs_that_leave_session_and_parent(sandbox: Sandbox) -> None:
     """Daemons are not found by their group or parent, and a program that ignores signals outlives a polite timeout.
 
     DOMjudge, tests/stress-test-fork-setsid.c and tests/test-fork-parent-exit2.c; microsoft/agent-governance-toolkit, pull request 3193.
@@ -76,7 +76,7 @@ told["tried"] = [attempt(os.kill, os.getppid(), number).get("error") for number 
     assert told == {"parent": 1, "tried": ["EPERM"] * 3}
 
 
-def test_files_do_not_pass_from_one_run_to_the_next(service: LocalService) -> None:
+def test_files_are_not_visible_to_the_next_sandbox(service: LocalService) -> None:
     """Piston, tests/file_persistance.py: folders that everybody may write to. Between sandboxes nothing stays; within one all does."""
     folders = ("/dev/shm", "/run/lock", "/tmp", "/var/tmp", "/workspace", "/home/user", "/dev/mqueue")
     look = "for folder; do [ -e $folder/bean ] && echo $folder; : >$folder/bean; done 2>/dev/null; true"
@@ -102,7 +102,7 @@ def test_modes_and_masks_do_not_outlive_their_process(sandbox: Sandbox, user: st
     sandbox.commands.run("chmod 755 /workspace", user="root", cwd="/")
 
 
-def test_what_another_handed_in_is_not_there(service: LocalService, sandbox: Sandbox) -> None:
+def test_submission_of_another_sandbox_is_neither_readable_nor_writable(service: LocalService, sandbox: Sandbox) -> None:
     """CMS, write-forbidden-fileio.c and rewrite-input.c; Judge0, CVE-2024-28185 and CVE-2024-28189 (links and chown out of the box)."""
     with service.create(**LIMITS) as other:
         other.files.write("/workspace/solution", "handed in by another")

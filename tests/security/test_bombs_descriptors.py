@@ -172,11 +172,11 @@ COUNTED_BY_THE_HOST = (
 
 
 @pytest.mark.timeout(600)
-def test_descriptors_are_used_up(targets: Targets, isolation: str) -> None:
+def test_descriptor_bombs_end_themselves_or_their_sandbox(targets: Targets, isolation: str) -> None:
     explode_all(targets, BOMBS, isolation)
 
 
-def test_what_the_host_has_a_fixed_number_of_is_not_taken_from_others(service: LocalService, targets: Targets, isolation: str) -> None:
+def test_objects_counted_by_the_host_stay_available_to_other_sandboxes(service: LocalService, targets: Targets, isolation: str) -> None:
     """Terminals, inotify instances and open files are counted by the host's kernel as well (pts(4), inotify(7), proc(5))."""
     one_each = "import ctypes, os; os.openpty(); print(ctypes.CDLL(None).inotify_init1(0) >= 0, os.open('/dev/null', os.O_RDONLY) >= 0)"
     held = []

@@ -130,11 +130,11 @@ hold()
 
 @pytest.mark.timeout(600)
 @parametrize(BOMBS, VARIANTS)
-def test_the_disk_is_used_up(targets: Targets, isolation: str, bombs: Sequence[Bomb]) -> None:
+def test_disk_bombs_are_errors_inside(targets: Targets, isolation: str, bombs: Sequence[Bomb]) -> None:
     explode_all(targets, bombs, isolation)
 
 
-def test_a_file_that_looks_like_a_tebibyte_costs_nobody_one(service: LocalService, bombed: Sandbox) -> None:
+def test_sparse_file_of_a_tebibyte_takes_little_memory_and_disk(service: LocalService, bombed: Sandbox) -> None:
     bombed.commands.run(["truncate", "-s", str(TEBIBYTE), "/workspace/sparse"])
     assert bombed.files.stat("/workspace/sparse").size_bytes == TEBIBYTE
     before = memory_bytes(service.pid)
@@ -158,7 +158,7 @@ def test_a_file_that_looks_like_a_tebibyte_costs_nobody_one(service: LocalServic
     check_serves(bombed)
 
 
-def test_a_tree_deeper_than_any_path(bombed: Sandbox, tmp_path: Path) -> None:
+def test_tree_deeper_than_a_path_is_handled_or_refused(bombed: Sandbox, tmp_path: Path) -> None:
     """Made, looked at, packed, taken out and removed: no path reaches its end, and none is made that long."""
     dig = f"""
 import os
@@ -185,7 +185,7 @@ open("file", "w").close()
     check_serves(bombed)
 
 
-def test_links_without_end(bombed: Sandbox, tmp_path: Path) -> None:
+def test_link_loops_are_errors(bombed: Sandbox, tmp_path: Path) -> None:
     bombed.commands.run(
         "mkdir tree && cd tree && ln -s itself itself && ln -s two one && ln -s one two && ln -s . here && ln -s .. above"
         " && mkdir in && ln -s ../in in/again"

@@ -45,7 +45,7 @@ def _flat(service: LocalService) -> Iterator[None]:
     assert memory_bytes(service.pid) - before < FLAT_BYTES
 
 
-def test_a_command_that_writes_without_end(bombed: Sandbox) -> None:
+def test_endless_output_of_a_command_is_cut_and_counted(bombed: Sandbox) -> None:
     for name, flood in FLOODS.items():
         done = bombed.commands.run(flood, timeout=FLOOD_S)
         assert done.reason == "timeout", name
@@ -55,7 +55,7 @@ def test_a_command_that_writes_without_end(bombed: Sandbox) -> None:
     check_serves(bombed)
 
 
-def test_a_cell_that_writes_without_end(bombed: Sandbox) -> None:
+def test_endless_output_of_a_cell_is_cut_and_counted(bombed: Sandbox) -> None:
     for code in CELLS:
         done = bombed.run_code(code, timeout=FLOOD_S)
         assert done.status in {"timeout", "killed"}, code
@@ -82,7 +82,7 @@ def test_background_processes_that_nobody_reads_keep_a_little_each(bombed: Sandb
         assert done.signal == 9
 
 
-def test_a_client_that_does_not_read_stops_its_command_only(service: LocalService, bombed: Sandbox) -> None:
+def test_slow_client_stops_only_its_command(service: LocalService, bombed: Sandbox) -> None:
     """It is told all that it did not take, as soon as it reads; until then the command stands still (back-pressure)."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as client:
         client.settimeout(120)
@@ -96,7 +96,7 @@ def test_a_client_that_does_not_read_stops_its_command_only(service: LocalServic
     settle(lambda: any(process.running for process in bombed.commands.list()), expected=False)  # whoever goes away takes the command along
 
 
-def test_results_that_are_too_large(bombed: Sandbox) -> None:
+def test_results_that_are_too_large_are_cut(bombed: Sandbox) -> None:
     cells = {
         "'x' * 10_000_000": "ok",  # a result has 8 MiB at most
         "[list(range(1000))] * 2500": "ok",

@@ -130,11 +130,11 @@ VARIANTS = (
 
 @pytest.mark.timeout(600)
 @parametrize(BOMBS, VARIANTS)
-def test_processes_and_the_processor_are_used_up(targets: Targets, isolation: str, bombs: Sequence[Bomb]) -> None:
+def test_process_bombs_are_refused_or_ended(targets: Targets, isolation: str, bombs: Sequence[Bomb]) -> None:
     explode_all(targets, bombs, isolation)
 
 
-def test_who_raises_the_limit_is_counted_also_where_it_is_large(service: LocalService) -> None:
+def test_raised_process_limit_is_counted_in_large_sandboxes(service: LocalService) -> None:
     """As many as a sandbox may have by default: the more are allowed, the more are let live beyond."""
     with service.create(timeout=600, memory="512M", disk="16M", pids=512) as sandbox:
         program = f"{PREAMBLE}\nresource.setrlimit(resource.RLIMIT_NPROC, 2 * resource.getrlimit(resource.RLIMIT_NPROC)[1:])\n{THREADS}"
@@ -163,7 +163,7 @@ def test_a_bomb_of_cells_ends_with_its_cell(targets: Targets) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_shells_own_bomb_is_ended(targets: Targets, user: str) -> None:
+def test_shell_fork_bomb_is_ended(targets: Targets, user: str) -> None:
     """The one that everybody knows; every one of its processes leaves its parent at once."""
     sandbox = targets.get()
     ended = None

@@ -239,7 +239,7 @@ def test_orphans_inside_are_reaped(sandbox: Sandbox) -> None:
 
 
 @IN_CONTAINERS
-def test_a_sandbox_that_expires_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
+def test_expired_sandbox_leaves_nothing(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
     others = service.refs()
     made = service.create(timeout=300)

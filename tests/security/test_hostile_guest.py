@@ -74,7 +74,7 @@ def _the_other_serves_on(service: LocalService, other: Sandbox) -> Iterator[None
     assert other.run_code("mine").text == "42"
 
 
-def test_a_lie_ends_its_own_sandbox(service: LocalService) -> None:
+def test_protocol_violation_ends_its_own_sandbox(service: LocalService) -> None:
     for name, told in LIES.items():
         with service.create() as liar:
             _say(liar, told)
@@ -85,7 +85,7 @@ def test_a_lie_ends_its_own_sandbox(service: LocalService) -> None:
             assert (info.state, info.exit_reason) == ("failed", "crashed"), name
 
 
-def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox) -> None:
+def test_flood_is_not_kept_and_does_not_stop_other_sandboxes(service: LocalService, other: Sandbox) -> None:
     """A message that never ends: a stream is opened, and a frame with more to come is said again and again."""
     flood = _frame(frames.OPEN, 2, bytes(ROOM), more=True) + _frame(frames.MESSAGE, 2, bytes(ROOM), more=True) * 15
     memory_before = memory_bytes(service.pid)
@@ -98,7 +98,7 @@ def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, 
     assert memory_bytes(service.pid) - memory_before < BULK_BYTES
 
 
-def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalService) -> None:
+def test_forged_response_affects_callers_of_its_sandbox_only(service: LocalService) -> None:
     """Answers on every stream that the host may have open, with values beyond every limit."""
     results = [
         {"result": {"process": "0" * 32, "pid": -1, "reason": "exited", "exit_code": 1 << 62, "signal": None, "duration_s": float("nan")}},
@@ -114,7 +114,7 @@ def test_an_answer_that_is_forged_harms_only_whoever_asked_there(service: LocalS
             assert refused.value.code is ErrorCode.SANDBOX_ENDED
 
 
-def test_a_guest_that_is_killed_takes_its_sandbox_along(service: LocalService, isolation: str) -> None:
+def test_killing_the_guest_ends_at_most_its_sandbox(service: LocalService, isolation: str) -> None:
     """In a container no signal kills PID 1 from inside, pid_namespaces(7); gVisor has no such law."""
     for number in ("-9", "-SEGV") if isolation == "gvisor" else ("-9 1; kill -SEGV 1; kill -ABRT",):
         with service.create() as mortal:
@@ -172,7 +172,7 @@ for fd in [*taken, *(attempt(os.open, path, os.O_WRONLY | os.O_NONBLOCK).get("go
 
 
 @pytest.mark.parametrize("how", ["crash", "trace", "take"])
-def test_a_guest_that_is_taken_over_is_its_own_sandboxes_end_at_most(service: LocalService, how: str) -> None:
+def test_taking_over_the_guest_ends_at_most_its_sandbox(service: LocalService, how: str) -> None:
     """Root inside overwrites the code of PID 1, traces and kills it, takes its descriptors; whether it may, is between the two of them."""
     with service.create() as mortal:
         program = FIND + {"crash": CRASH, "trace": TRACE, "take": TAKE}[how]
@@ -184,7 +184,7 @@ def test_a_guest_that_is_taken_over_is_its_own_sandboxes_end_at_most(service: Lo
 HIDE = "umount -l {place} 2>/dev/null; mount -t tmpfs none {place} && echo hidden; mount --bind /tmp {place} && echo hidden"
 
 
-def test_what_root_mounts_over_its_guests_files_stays_its_own_trouble(service: LocalService) -> None:
+def test_guest_serves_after_mounts_over_its_files(service: LocalService) -> None:
     """One place after the other, and ``/proc`` last: the guest ends processes also where it cannot look at them."""
     with service.create() as vandal:
         for place in ("/etc", "/tmp", "/run", "/.sandlot", "/dev", "/proc"):
@@ -195,7 +195,7 @@ def test_what_root_mounts_over_its_guests_files_stays_its_own_trouble(service: L
             assert vandal.commands.run("sleep 60 & sleep 61", timeout=0.2).reason == "timeout", place
 
 
-def test_a_guest_whose_children_are_all_killed_serves_on(sandbox: Sandbox) -> None:
+def test_guest_serves_after_all_other_processes_are_killed(sandbox: Sandbox) -> None:
     assert sandbox.run_code("x = 1").ok
     for _ in range(2):
         outcome(lambda: sandbox.commands.run("kill -9 $(ls /proc | grep '^[0-9]*$' | grep -vx 1)", user="root", timeout=30))
@@ -203,7 +203,7 @@ def test_a_guest_whose_children_are_all_killed_serves_on(sandbox: Sandbox) -> No
     assert sandbox.run_code("6 * 7").text == "42", "a new kernel"
 
 
-def test_a_guest_whose_own_files_are_overwritten_goes_on_or_takes_its_sandbox_along(service: LocalService) -> None:
+def test_overwriting_guest_files_ends_at_most_the_sandbox(service: LocalService) -> None:
     vandal = "for file in $(find /.sandlot -type f); do echo gone >$file; done; rm -rf /.sandlot; echo still here"
     with service.create() as mortal:
         seen = outcome(lambda: mortal.commands.run(vandal, user="root", timeout=30).stdout)

@@ -102,7 +102,7 @@ def unborn(service: LocalService, roots: Roots, other: Sandbox) -> Mapping[str, 
 
 @pytest.mark.usefixtures("silent", "unborn")  # they wait meanwhile
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, other: Sandbox, name: str) -> None:
+def test_flood_is_not_kept_and_does_not_stop_other_sandboxes(service: LocalService, other: Sandbox, name: str) -> None:
     makes, is_crime = FLOODS[name]
     size = FLOOD_BYTES if is_crime else IGNORED_BYTES
     flood = f"def flood(call):\n    {makes}\n    for _ in range({size} // len(piece)): say(piece)\n    ended(call)\n"
@@ -123,7 +123,7 @@ def test_a_flood_is_neither_kept_nor_does_it_stop_others(service: LocalService, 
     assert memory_bytes(service.pid) - before < KEPT_BYTES
 
 
-def test_output_and_results_without_end_are_cut_not_kept(service: LocalService, other: Sandbox) -> None:
+def test_endless_results_are_cut_and_not_kept(service: LocalService, other: Sandbox) -> None:
     """What breaks no law: credit is waited for, every message is right, there are only too many of them."""
     shows = (
         "def show(call, n=0):\n"
@@ -151,7 +151,7 @@ def test_output_and_results_without_end_are_cut_not_kept(service: LocalService, 
     assert held[-1] - held[0] < 80 << 20
 
 
-def test_a_guest_that_never_greets_is_given_up(unborn: Mapping[str, Future[object]]) -> None:
+def test_create_fails_if_the_guest_never_greets(unborn: Mapping[str, Future[object]]) -> None:
     for name, creating in unborn.items():
         seen = creating.result(timeout=120)
         assert isinstance(seen, SandlotError), name
@@ -159,7 +159,7 @@ def test_a_guest_that_never_greets_is_given_up(unborn: Mapping[str, Future[objec
         assert seen.hint
 
 
-def test_a_guest_that_falls_silent_keeps_nobody_waiting_for_ever(silent: Mapping[str, tuple[Sandbox, Future[object]]]) -> None:
+def test_calls_to_a_silent_guest_end(silent: Mapping[str, tuple[Sandbox, Future[object]]]) -> None:
     for name, (made, asked) in silent.items():
         seen = asked.result(timeout=120)
         assert isinstance(seen, SandlotError), name

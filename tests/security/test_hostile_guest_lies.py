@@ -112,7 +112,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, Ask]] = {
 ``tests/unit/link/test_hostile.py`` has many more."""
 
 
-def test_an_answer_that_cannot_be_ends_the_sandbox_that_gave_it(service: LocalService, other: Sandbox) -> None:
+def test_impossible_response_ends_its_sandbox(service: LocalService, other: Sandbox) -> None:
     def try_it(name: str) -> str:
         misdeed, ask = IMPOSSIBLE[name]
         with service.create("impostor", envs={"MISDEED": misdeed}) as liar:
@@ -153,7 +153,7 @@ REFUSALS: Mapping[str, tuple[str, ErrorCode]] = {
 """What a RESET says -> why, and the code that the client sees."""
 
 
-def test_a_refusal_is_carried_in_bounds_and_says_only_what_a_guest_may(service: LocalService) -> None:
+def test_guest_errors_are_cut_and_have_permitted_codes_and_fields_only(service: LocalService) -> None:
     refusals = ", ".join(f"'/{number}': {{{told}}}" for number, told in enumerate(REFUSALS))
     misdeed = f"on('file.stat', lambda call: say(frame(frames.RESET, call.stream.id, values.encode({{{refusals}}}[call.args['path']]))))"
     with service.create("impostor", envs={"MISDEED": misdeed}) as liar:
@@ -169,7 +169,7 @@ def test_a_refusal_is_carried_in_bounds_and_says_only_what_a_guest_may(service: 
         assert liar.is_running(), "a refusal is no crime"
 
 
-def test_no_word_of_a_guest_gets_into_the_head_of_an_answer(service: LocalService) -> None:
+def test_guest_values_do_not_appear_in_response_headers(service: LocalService) -> None:
     """Response splitting, CWE-113: a connection may be shared by many clients, behind a proxy for one."""
     split = "1\r\nSet-Cookie: forged=1\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK"
     told = f"{{'code': 'busy', 'message': {split!r}, 'hint': {split!r}, 'retry_after_s': {split!r}, 'Retry-After': {split!r}}}"
@@ -184,7 +184,7 @@ def test_no_word_of_a_guest_gets_into_the_head_of_an_answer(service: LocalServic
     assert body.count(b"\r\n") == 0, "one answer, and its body is one line"
 
 
-def test_folders_and_pages_without_end_come_to_an_end(service: LocalService, tmp_path: Path) -> None:
+def test_endless_directories_and_pages_are_ended(service: LocalService, tmp_path: Path) -> None:
     folder = "{**ENTRY, 'kind': 'directory', 'name': 'd'}"
     deep = f"answers('file.list', {{'result': {{'entries': [{folder}], 'more': False}}}}); answers('file.stat', {{'result': {folder}}})"
     with service.create("impostor", envs={"MISDEED": deep}) as liar, pytest.raises((SandlotError, OSError)):
@@ -198,7 +198,7 @@ def test_folders_and_pages_without_end_come_to_an_end(service: LocalService, tmp
             assert refused.value.message
 
 
-def test_a_file_that_is_not_what_it_was_said_to_be_is_not_taken_for_whole(service: LocalService, tmp_path: Path) -> None:
+def test_incomplete_file_is_never_taken_for_complete(service: LocalService, tmp_path: Path) -> None:
     counts = "{'/too-many': 2**40, '/none': 0, '/right': 3}"
     misdeed = (
         "on('file.read', lambda call: (message(call, {'event': 'stat', **ENTRY, 'size': 2**62}), say(frame(frames.DATA, call.stream.id, b'xyz')), "
@@ -244,7 +244,7 @@ def newborn(roots: Roots) -> Mapping[str, str]:
     return made
 
 
-def test_a_guest_that_greets_wrongly_is_no_sandbox_and_one_that_greets_in_the_end_is(service: LocalService, newborn: Mapping[str, str]) -> None:
+def test_invalid_greeting_creates_no_sandbox(service: LocalService, newborn: Mapping[str, str]) -> None:
     def try_it(name: str) -> str:
         codes = BEFORE[name][1]
         made = outcome(lambda: service.create(newborn[name]))

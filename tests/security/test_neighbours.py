@@ -104,7 +104,7 @@ def neighbours(service: LocalService) -> Iterator[list[Sandbox]]:
 
 
 @pytest.mark.parametrize("bombs", [TOGETHER, *(pytest.param(group, marks=pytest.mark.soak) for group in ALL)])
-def test_others_answer_while_a_bomb_goes_off(service: LocalService, neighbours: list[Sandbox], bombs: Sequence[tuple[str, str]]) -> None:
+def test_neighbours_respond_during_bombs(service: LocalService, neighbours: list[Sandbox], bombs: Sequence[tuple[str, str]]) -> None:
     refs = service.refs()
     memory_before = memory_bytes(service.pid)
     with ExitStack() as ending:
@@ -120,7 +120,7 @@ def test_others_answer_while_a_bomb_goes_off(service: LocalService, neighbours: 
     settle(lambda: service.traces(keep=refs), NOTHING)
 
 
-def test_the_service_is_as_it_was(service: LocalService, neighbours: list[Sandbox]) -> None:
+def test_service_keeps_no_memory_or_descriptor_after_bombs(service: LocalService, neighbours: list[Sandbox]) -> None:
     """After all of them: the last of this file."""
     opened = service.descriptors()
     memory_before = memory_bytes(service.pid)

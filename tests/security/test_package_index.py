@@ -122,7 +122,7 @@ def test_responses_do_not_name_the_host_index_or_credentials(sandbox: Sandbox) -
         assert [name for name in names - public if name in response] == []
 
 
-def test_a_flood_of_connections_harms_its_own_sandbox_alone(service: LocalService, sandbox: Sandbox) -> None:
+def test_connection_flood_affects_its_own_sandbox_only(service: LocalService, sandbox: Sandbox) -> None:
     flood = f"""
 import socket, time
 held = []

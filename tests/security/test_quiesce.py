@@ -45,7 +45,7 @@ CRIMES: Mapping[str, str] = {
 Attack = Callable[[ConnectedSandbox], Awaitable[None]]
 
 
-async def test_rest_that_does_not_come_is_given_up(hosts: Hosts) -> None:
+async def test_quiesce_that_is_not_confirmed_times_out(hosts: Hosts) -> None:
     async def attack(liar: ConnectedSandbox) -> None:
         with pytest.raises(TimeoutExceededError) as refused:
             await liar.link.quiesce(PATIENCE_S)
@@ -58,7 +58,7 @@ async def test_rest_that_does_not_come_is_given_up(hosts: Hosts) -> None:
     await hosts.try_all(SILENT, attack)
 
 
-async def test_rest_that_is_a_lie_ends_the_link(hosts: Hosts) -> None:
+async def test_false_quiesce_ends_the_link(hosts: Hosts) -> None:
     async def attack(liar: ConnectedSandbox) -> None:
         with contextlib.suppress(SandboxEndedError):  # the lie may come in the same breath, or a moment after it was believed
             await liar.link.quiesce()

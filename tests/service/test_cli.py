@@ -222,7 +222,7 @@ def test_sandbox_is_created_listed_inspected_used_and_removed(sandlot: Commands,
     assert sandlot.run("info", "sb-aaaa-aaaaaaaaaaaaaaaa").status == 1
 
 
-def test_limits_are_changed_and_usage_is_told(sandlot: Commands) -> None:
+def test_cli_changes_limits_and_reports_usage(sandlot: Commands) -> None:
     id_ = sandlot.ok("create", *BASE, "--memory", "256M", "--disk", "64M", "--pids", "100").strip()
     lines = [line.split() for line in sandlot.ok("update", id_, "--memory", "1.5G", "--cpus", "0.5").splitlines()]
     assert [line for line in lines if line[0] in {"cpus", "memory", "disk", "pids"}] == [

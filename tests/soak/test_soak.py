@@ -57,7 +57,7 @@ def service() -> Iterator[LocalService]:
         ),
     ],
 )
-def test_nothing_goes_wrong_and_nothing_is_left(service: LocalService, seconds: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_load_and_kills_leave_nothing(service: LocalService, seconds: int, capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("SANDLOT_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
     service.start()
     for isolation in ISOLATIONS:

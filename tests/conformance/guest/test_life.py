@@ -14,7 +14,7 @@ from sandlot.model.specs import Limits, ProcessSpec, shell_argv
 from tests.conformance.guest.conftest import open_sandbox
 
 
-async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: Path) -> None:
+async def test_quiesced_guest_serves_only_a_wake(tmp_path: Path) -> None:
     async with open_sandbox(tmp_path, isolation="gvisor") as inside:
         await inside.cell("import os, random\nkept = 'kept'")
         process = await inside.link.processes.start(ProcessSpec(shell_argv("while :; do echo tick; sleep 0.05; done"), timeout_s=None))
@@ -37,7 +37,7 @@ async def test_at_rest_nothing_is_served_and_waking_makes_it_another(tmp_path: P
         assert await inside.link.processes.signal(process.id, 9)
 
 
-async def test_a_guest_ends_when_its_deadline_passes_unheard(tmp_path: Path, isolation: str) -> None:
+async def test_guest_ends_at_its_deadline_without_the_service(tmp_path: Path, isolation: str) -> None:
     async with open_sandbox(tmp_path, isolation=isolation) as inside:
         await inside.link.set_deadline(1000)
         await inside.link.set_deadline(0.2)

@@ -86,7 +86,7 @@ async def test_megabytes_of_output_arrive_whole_and_in_order(inside: Inside) -> 
     assert hashlib.sha256(out).digest() == hashlib.sha256(expected).digest()
 
 
-async def test_a_timeout_kills_the_whole_family(inside: Inside) -> None:
+async def test_timeout_kills_the_whole_process_tree(inside: Inside) -> None:
     command = "sleep 3141 & setsid sleep 3142 & (setsid sh -c 'trap \"\" TERM HUP; sleep 3143' &) ; echo up; sleep 3144"
     _, _, result = await inside.run(*shell_argv(command), timeout_s=1)
     assert (result.reason, result.signal) == ("timeout", 9)
@@ -100,7 +100,7 @@ async def test_an_answer_does_not_wait_for_what_was_left_in_the_background(insid
     await inside.sh("pkill -f 'sleep 2718'")
 
 
-async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offset(inside: Inside) -> None:
+async def test_process_outlives_its_reader_and_output_is_read_from_an_offset(inside: Inside) -> None:
     call = await inside.link.processes.start(ProcessSpec(shell_argv("echo one; sleep 0.3; echo two; sleep 0.3; echo three")))
     async for item in call:
         assert isinstance(item, Output)
@@ -113,7 +113,7 @@ async def test_a_process_outlives_its_reader_and_its_output_is_read_from_an_offs
     assert (await again.result()).exit_code == 0
 
 
-async def test_a_fork_bomb_of_the_user_hits_its_limit(inside: Inside) -> None:
+async def test_fork_bomb_of_the_user_reaches_its_limit(inside: Inside) -> None:
     script = (
         "import os, time\n"
         "made = 0\n"
@@ -131,14 +131,14 @@ async def test_a_fork_bomb_of_the_user_hits_its_limit(inside: Inside) -> None:
     assert await inside.sh("echo fine") == "fine\n"
 
 
-async def test_a_fork_bomb_of_root_is_ended_by_the_guest(inside: Inside) -> None:
+async def test_fork_bomb_of_root_is_ended_by_the_guest(inside: Inside) -> None:
     script = "import os, time\nfor _ in range(1000):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\ntime.sleep(60)"
     _, _, result = await inside.run("python3", "-c", script, user=User.ROOT)
     assert (result.reason, result.signal) == ("pids", 9)
     assert int(await inside.sh("ps -e --no-headers | wc -l")) < PIDS
 
 
-async def test_a_user_that_lifts_its_own_limit_is_counted_like_root(inside: Inside) -> None:
+async def test_user_who_raises_the_limit_is_counted_like_root(inside: Inside) -> None:
     script = (
         "import os, resource, time\n"
         "resource.setrlimit(resource.RLIMIT_NPROC, (4000, resource.getrlimit(resource.RLIMIT_NPROC)[1]))\n"

@@ -114,7 +114,7 @@ async def test_many_requests_of_one_connection_and_many_connections(relayed: Ins
     assert out == "True\n" * 3
 
 
-async def test_what_is_large_passes_whole_both_ways(relayed: Inside) -> None:
+async def test_large_transfers_arrive_complete_in_both_directions(relayed: Inside) -> None:
     body = bytes(range(256)) * (BIG // 256)
     out = await client(
         relayed,
@@ -142,7 +142,7 @@ async def test_a_connection_that_nobody_reads_holds_up_no_other(relayed: Inside)
     assert out == "1\nTrue\n"
 
 
-async def test_what_is_cut_off_does_not_pass_for_whole(relayed: Inside) -> None:
+async def test_reset_connection_is_not_taken_for_complete(relayed: Inside) -> None:
     out = await client(
         relayed,
         "try:\n    print('whole', all_of(ask(b'reset')))\nexcept ConnectionResetError:\n    print('reset')\n",
@@ -150,7 +150,7 @@ async def test_what_is_cut_off_does_not_pass_for_whole(relayed: Inside) -> None:
     assert out == "reset\n"
 
 
-async def test_whoever_opens_thousands_of_connections_hurts_itself_alone(relayed: Inside, host: Host) -> None:
+async def test_connections_to_the_package_port_are_limited(relayed: Inside, host: Host) -> None:
     host.heard.clear()
     flood = asyncio.create_task(
         client(
@@ -213,7 +213,7 @@ for turn in range(2):
 )
 
 
-async def test_rest_and_another_link_reset_what_was_carried_and_the_port_goes_on(tmp_path: Path, isolation: str) -> None:
+async def test_quiesce_and_new_link_reset_connections_and_the_port_keeps_working(tmp_path: Path, isolation: str) -> None:
     host = Host()
     services = {schema.PACKAGES: host}
     async with open_sandbox(tmp_path, isolation=isolation, services=services) as inside:

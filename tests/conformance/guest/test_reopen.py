@@ -110,7 +110,7 @@ PARTS = {
 """Bytes that a host wrote before it died."""
 
 
-async def test_part_of_a_frame_of_a_dead_host_is_skipped(place: Place) -> None:
+async def test_partial_frame_of_a_killed_service_is_skipped(place: Place) -> None:
     for name, part in PARTS.items():
         await place.die()
         place.write_raw(part)
@@ -119,7 +119,7 @@ async def test_part_of_a_frame_of_a_dead_host_is_skipped(place: Place) -> None:
         assert await _output(link, "echo hello; ls /tmp/half 2>/dev/null || echo not done") == b"hello\nnot done\n", name
 
 
-async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
+async def test_endless_output_continues_at_the_last_offset(place: Place) -> None:
     call = await place.link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     seen = await _follow(call, 300_000)
     for _ in range(3):
@@ -136,7 +136,7 @@ async def test_a_flood_goes_on_where_it_was_left(place: Place) -> None:
     assert [info.stdout_bytes for info in await place.link.processes.list() if info.process == call.id] == [seen]
 
 
-async def test_a_flood_that_nobody_reads_neither_blocks_the_guest_nor_loses_count(place: Place) -> None:
+async def test_unread_output_neither_blocks_the_guest_nor_is_lost_uncounted(place: Place) -> None:
     call = await place.link.processes.start(ProcessSpec(("python3", "-c", COUNTER), timeout_s=None))
     await place.die()
     await asyncio.sleep(0.5)  # the output runs into its bound
@@ -169,7 +169,7 @@ async def test_running_cell_is_executed_once_and_followed_by_the_next_host(place
     assert [item.data["text/plain"] for item in shown if isinstance(item, Display)] == ["1"]
 
 
-async def test_a_process_that_is_started_again_under_its_id_is_the_same_one(place: Place) -> None:
+async def test_repeated_start_of_a_process_id_attaches_to_the_process(place: Place) -> None:
     id_ = new_process_id()
     spec = ProcessSpec(shell_argv("echo once >>/workspace/started; echo begun; sleep 0.5; echo $$"))
     first = await place.link.processes.start(spec, id=id_)
@@ -202,7 +202,7 @@ async def test_input_that_was_given_before_is_not_asked_for_again(place: Place) 
     assert (await again.result()).exit_code == 0
 
 
-async def test_a_host_that_is_killed_is_followed_by_another_again_and_again(tmp_path: Path, isolation: str) -> None:
+async def test_next_service_continues_after_each_killed_service(tmp_path: Path, isolation: str) -> None:
     """One sandbox, a row of hosts: each dies by SIGKILL at some moment of its work, and the next one takes over."""
     node, chance = new_node_id(), random.Random(os.urandom(8))
     ref: str | None = None

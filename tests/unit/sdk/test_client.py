@@ -357,7 +357,7 @@ def test_text_that_is_none_is_refused_with_the_way_out(service: Script, sandbox:
     assert sandbox.files.read("/x", "bytes") == b"\xff\xfe"
 
 
-def test_a_folder_from_a_hostile_sandbox_stays_in_its_folder(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_download_from_a_hostile_sandbox_stays_in_its_target(service: Script, sandbox: Sandbox, tmp_path: Path) -> None:
     folder = {"name": "d", "path": "/d", "kind": "directory"}
     service.say(Reply(200, folder), Reply(200, archive(entry("../../evil", content=b"evil"))))
     with pytest.raises(SandlotError, match="outside"):

@@ -122,7 +122,7 @@ async def test_limits_that_cannot_be_are_refused(at: Bench, http: httpx.AsyncCli
     assert at.driver.booted[0].changes == []
 
 
-async def test_usage_stands_beside_its_limits(http: httpx.AsyncClient, url: str) -> None:
+async def test_usage_includes_the_limits(http: httpx.AsyncClient, url: str) -> None:
     used = (await http.get(url + "/usage")).json()
     assert set(used) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "disk_bytes", "pids", "host_tasks", "limits"}
     assert (used["cpu_s"], used["memory_bytes"], used["memory_peak_bytes"], used["disk_bytes"], used["host_tasks"]) == (0.5, 1, 2, 4, 3)
