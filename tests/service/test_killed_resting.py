@@ -73,7 +73,7 @@ async def test_while_it_wakes(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["claimed", *soaks("thawed", "one is told of")])
-async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
+async def test_service_killed_during_a_claim_leaves_nothing(step: str) -> None:
     with abandoned("claim", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder, pools=POOL) as service:
@@ -93,7 +93,7 @@ async def test_while_one_is_taken_out_of_a_pool(step: str) -> None:
 @pytest.mark.parametrize(
     "step", soaks("frozen", "restoring memory", "rehearsed", "snapshot of the template", "snapshot to be proved", "snapshot published")
 )
-async def test_while_a_pool_is_filled(step: str) -> None:
+async def test_service_killed_during_a_refill_leaves_nothing(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
         cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:

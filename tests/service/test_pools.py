@@ -112,7 +112,7 @@ def test_warm_sandbox_that_dies_is_replaced(service: LocalService) -> None:
 
 
 @pytest.mark.slow
-def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_made_anew(cache: Path) -> None:
+def test_template_snapshot_is_made_once_and_replaced_if_stale_or_broken(cache: Path) -> None:
     env = {"SANDLOT_CACHE_DIR": str(cache)}
     with local_service(env) as one, local_service(env) as other:
         pools = [each.client.pools.create(TEMPLATE, warm=1, max=1, **SMALL) for each in (one, other)]  # type: ignore[arg-type] # options
@@ -144,7 +144,7 @@ def test_two_services_make_a_snapshot_once_and_one_that_is_stale_or_broken_is_ma
 
 
 @pytest.mark.slow
-def test_pool_of_a_key_outlives_kills_and_a_stop_of_the_service_and_is_deleted_with_its_key(cache: Path) -> None:
+def test_pool_of_a_key_survives_kills_and_a_stop_and_is_deleted_with_its_key(cache: Path) -> None:
     with (
         tcp_service({"SANDLOT_CACHE_DIR": str(cache), "SANDLOT_POOLS": "none"}) as service,
         Client(url=service.url, api_key=service.key("anne")) as anne,

@@ -183,7 +183,7 @@ async def small(scripted: ScriptedNode, folder: Path) -> AsyncIterator[tuple[Run
         yield service, host, port
 
 
-async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_alone(small: tuple[RunningService, str, int]) -> None:
+async def test_excess_connection_gets_busy_and_other_sockets_are_unaffected(small: tuple[RunningService, str, int]) -> None:
     service, host, port = small
     held = [await asyncio.open_connection(host, port) for _ in range(8)]
     reader, writer = await asyncio.open_connection(host, port)
@@ -204,7 +204,7 @@ async def test_one_connection_too_many_is_told_so_and_the_other_socket_is_left_a
         await until(answers)
 
 
-async def test_a_client_that_takes_nothing_is_cut_off_and_one_that_is_slow_is_not(
+async def test_stalled_client_is_disconnected_and_a_slow_one_is_not(
     scripted: ScriptedNode, served: RunningService, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "STALL_TIMEOUT_S", 0.5)

@@ -40,7 +40,7 @@ async def terminal(at: Bench, http: httpx.AsyncClient, command: str = "cat") -> 
         yield path, connection
 
 
-async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+async def test_invalid_upgrade_gets_a_problem_document(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     for head in (
         HEAD.format(path="/v1/version", more="Sec-WebSocket-Version: 13\r\n"),
         HEAD.format(path="/v1/version", more=KEY + "Sec-WebSocket-Version: 12\r\n"),
@@ -62,7 +62,7 @@ async def test_a_bad_upgrade_is_answered_like_any_bad_request(at: Bench, http: h
             writer.close()
 
 
-async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(tmp_path: Path) -> None:
+async def test_websocket_needs_a_key_and_hides_sandboxes_of_other_keys(tmp_path: Path) -> None:
     async with bench(tmp_path) as at:
         _, secret = await at.service.api_keys.create("other")
         tcp = listener.tcp_socket("127.0.0.1", 0)
@@ -81,14 +81,14 @@ async def test_a_key_is_needed_over_tcp_and_what_is_somebody_elses_is_not_found(
                 assert (refused.value.response.status_code, told["code"]) == (status, code)
 
 
-async def test_sockets_count_as_connections(tmp_path: Path) -> None:
+async def test_websockets_count_as_connections(tmp_path: Path) -> None:
     async with bench(tmp_path, Settings(max_connections=2)) as at, client(at.service) as http, terminal(at, http):
         with pytest.raises(InvalidStatus) as refused:
             await unix_connect(str(at.service.settings.socket), "ws://sandlot/v1/nowhere")
         assert refused.value.response.status_code == 503
 
 
-async def test_pings_whose_answers_are_not_taken_do_not_pile_up(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_websocket_with_unread_pongs_is_closed(at: Bench, http: httpx.AsyncClient) -> None:
     async with terminal(at, http) as (_, connection):
         raw = connection.transport
         raw.pause_reading()
@@ -102,7 +102,7 @@ async def test_pings_whose_answers_are_not_taken_do_not_pile_up(at: Bench, http:
     assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_a_message_without_an_end_is_cut_off(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
+async def test_websocket_with_an_oversized_message_is_closed(at: Bench, http: httpx.AsyncClient, subtests: pytest.Subtests) -> None:
     async def send_large(connection: ClientConnection) -> None:
         await connection.send(bytes(websocket.MESSAGE_MAX_BYTES + 1))
 

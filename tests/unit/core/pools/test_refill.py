@@ -116,7 +116,7 @@ async def test_private_pools_are_filled_one_at_a_time_and_beside_the_shared_ones
         assert len(shared.ready) == 2
 
 
-async def test_rest_after_filling_a_private_pool_does_not_delay_shared_ones(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_after_filling_a_private_pool_does_not_delay_shared_ones(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "rest_s", lambda _: 1000.0)
     async with open_node(state) as node:
         private = await private_pool(node, warm=2)

@@ -87,7 +87,7 @@ async def test_there_is_one_of_a_kind(http: httpx.AsyncClient) -> None:
     assert pool["id"] in again.json()["hint"]
 
 
-async def test_each_key_has_its_own_and_sees_no_others(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_each_key_has_its_own_pools_and_sees_no_others(at: Bench, http: httpx.AsyncClient) -> None:
     nodes = await made(http, warm=0, max=0)
     keys = [(await http.post("/v1/keys", json={"name": name})).json() for name in ("anne", "bob")]
     async with tcp_client(at.service, keys[0]["key"]) as anne:
