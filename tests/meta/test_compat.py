@@ -34,7 +34,7 @@ def test_coverage_tables_have_every_route_and_no_other() -> None:
     assert wrong == {}
 
 
-def test_rows_name_tests_that_exist_and_supported_ones_a_test_with_the_vendors_client() -> None:
+def test_rows_name_tests_and_supported_calls_a_test_by_the_vendors_client() -> None:
     wrong = []
     for vendor in VENDORS:
         for row in rows(vendor):

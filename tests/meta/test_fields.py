@@ -68,7 +68,7 @@ def test_field_tables_have_every_field_and_no_other() -> None:
     assert wrong == {}
 
 
-def test_fields_name_tests_that_mention_them_and_working_ones_a_test_with_the_vendors_client() -> None:
+def test_fields_name_tests_and_supported_fields_a_test_by_the_vendors_client() -> None:
     """A test mentions a field by its name, or by a word in backquotes of its row, such as the name in the vendor's client."""
     wrong = []
     for vendor in VENDORS:

@@ -83,7 +83,7 @@ def deb822(root: Path, release: str, mirror: str) -> None:
 
 
 @pytest.mark.parametrize("configure", [one_line, deb822])
-def test_a_bare_machine_gets_its_runtimes_and_nothing_else_is_changed(
+def test_bare_machine_gets_its_runtimes_and_nothing_else_is_changed(
     machine: Path, release: str, mirror: str, configure: Callable[[Path, str, str], None]
 ) -> None:
     configure(machine, release, mirror)

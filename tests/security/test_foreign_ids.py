@@ -19,7 +19,7 @@ from tests.support.tenants import PORT, Asked, Two, all_routes, named, status
 from tests.support.until import until
 
 OWN = ("/api", "/e2b", "/files", "/pandastack", "/sandbase", "/tensorlake")
-"""How the paths of doors begin that have a matrix of their own (test_foreign_ids_doors.py)."""
+"""How the paths of doors begin that have a matrix of their own (test_foreign_ids_compat.py)."""
 
 PATH = {"path": "/workspace/file"}
 RIGHT: Mapping[str, Asked] = {
@@ -169,7 +169,7 @@ async def sandbox(owner: httpx.AsyncClient) -> str:
 
 
 def routes() -> list[str]:
-    """All routes whose path has somebody's id in it, but those of doors that have a matrix of their own (test_foreign_ids_doors.py)."""
+    """All routes whose path has somebody's id in it, but those of doors that have a matrix of their own (test_foreign_ids_compat.py)."""
     return sorted(f"{method} {path}" for method, path in all_routes() if "{" in path and path not in NOBODYS and not path.startswith(OWN))
 
 

@@ -202,7 +202,7 @@ def test_working_directory_is_never_a_host_directory(other: Sandbox, bait: Path)
     assert other.commands.run("pwd", cwd="/proc/self/cwd").exit_code == 0
 
 
-def test_files_where_folders_are_expected_are_no_more_than_an_error(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
+def test_files_in_place_of_directories_cause_an_error_only(service: LocalService, roots: Roots, busybox: Path, isolation: str) -> None:
     files = roots.add(f"files-{isolation}")
     shutil.copytree(busybox / "bin", files / "bin", symlinks=True)
     for name in ("tmp", "dev", "sys", "workspace", "etc", "home", "run"):

@@ -75,7 +75,7 @@ def sandbox(service: LocalService, _images: None, request: pytest.FixtureRequest
         yield made
 
 
-def test_commands_run_by_the_plain_shell_as_the_user_and_as_root(sandbox: Sandbox) -> None:
+def test_commands_run_as_user_and_as_root(sandbox: Sandbox) -> None:
     done = sandbox.commands.run("echo $(id -u):$(id -g) $HOME $SHELL $GIVEN $MORE; pwd; hostname", envs={"MORE": "and more"})
     first, where, name = done.stdout.splitlines()
     assert first.split()[0] == "1000:1000"
@@ -91,7 +91,7 @@ def test_commands_run_by_the_plain_shell_as_the_user_and_as_root(sandbox: Sandbo
         assert sandbox.commands.run("sudo id").exit_code == 127
 
 
-def test_processes_go_on_end_and_are_killed(sandbox: Sandbox) -> None:
+def test_background_processes_and_timeouts_work(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("echo began; sleep 1000", background=True)
     assert next(iter(handle)).data == b"began\n"
     assert any(process.running for process in sandbox.commands.list())
@@ -101,7 +101,7 @@ def test_processes_go_on_end_and_are_killed(sandbox: Sandbox) -> None:
     assert "sleep" not in sandbox.commands.run("cat /proc/[0-9]*/comm", user="root").stdout
 
 
-def test_files_come_and_go(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_file_calls_work(sandbox: Sandbox, tmp_path: Path) -> None:
     files = sandbox.files
     for path in ("/workspace/a/b.txt", "/tmp/c.txt"):
         files.write(path, "hällo")
@@ -124,7 +124,7 @@ def test_files_come_and_go(sandbox: Sandbox, tmp_path: Path) -> None:
     assert not files.exists("/workspace/up")
 
 
-def test_code_is_refused_with_the_reason(sandbox: Sandbox) -> None:
+def test_code_without_python_is_refused_with_the_reason(sandbox: Sandbox) -> None:
     for _ in range(2):
         with pytest.raises(SandlotError) as refused:
             sandbox.run_code("1")
@@ -134,7 +134,7 @@ def test_code_is_refused_with_the_reason(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("template", ["busybox", "bare"])
-def test_limits_hold_where_only_a_shell_tries_them(service: LocalService, template: str) -> None:
+def test_limits_hold(service: LocalService, template: str) -> None:
     with service.create(template, memory="256M", disk="16M", pids=32) as small:
         bomb = small.commands.run("(i=0; while [ $i -lt 40 ]; do sleep 1000 & i=$((i+1)); done; echo all); kill -STOP $$", timeout=1)
         assert "all" not in bomb.stdout or "can't fork" in bomb.stderr, "no more of them than the limit"
@@ -146,7 +146,7 @@ def test_limits_hold_where_only_a_shell_tries_them(service: LocalService, templa
         small.files.write("/workspace/f", "room again")
 
 
-def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(service: LocalService) -> None:
+def test_programs_need_no_shell_and_shell_commands_report_a_missing_shell(service: LocalService) -> None:
     with service.create("shell-less") as made:
         assert made.commands.run(["/app/busybox", "sh", "-c", "echo $((6 * 7))"]).stdout == "42\n"
         for command in ("echo hi", "true; false"):
@@ -160,7 +160,7 @@ def test_a_program_needs_no_shell_and_a_shell_command_says_that_there_is_none(se
 
 
 @pytest.mark.parametrize("names", [SOME, pytest.param([each for each in BROKEN if each not in SOME], marks=pytest.mark.soak)])
-def test_broken_python_breaks_code_and_nothing_else_until_it_is_repaired(service: LocalService, names: Sequence[str]) -> None:
+def test_broken_python_affects_code_only_until_it_is_repaired(service: LocalService, names: Sequence[str]) -> None:
     with service.create() as made:
         for name in names:
             files = BROKEN[name][0]
@@ -177,7 +177,7 @@ def test_broken_python_breaks_code_and_nothing_else_until_it_is_repaired(service
         assert made.run_code("6 * 7").text == "42", "the kernel that runs is not touched"
 
 
-def test_modules_in_the_working_folder_and_a_poisoned_environment_reach_no_further_than_python(service: LocalService) -> None:
+def test_shadowing_modules_and_a_poisoned_environment_affect_python_only(service: LocalService) -> None:
     with service.create() as made:
         for name in ("json", "ast", "values", "socket", "traceback", "sandlot", "site"):
             made.files.write(f"/workspace/{name}.py", "raise RuntimeError('shadowed')\n")

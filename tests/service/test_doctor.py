@@ -94,7 +94,7 @@ def data_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_doctor_after_a_killed_one_finds_this_machine_able_and_leaves_nothing(data_dir: Path) -> None:
+def test_doctor_after_a_killed_run_succeeds_and_leaves_nothing(data_dir: Path) -> None:
     doctor = started(data_dir)
     doctor.kill()
     doctor.communicate()

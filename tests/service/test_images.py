@@ -152,7 +152,7 @@ def furnished(cache: Path, built: Built) -> Path:
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-def test_concurrent_builders_make_an_image_once_with_progress_and_it_is_then_found(built: Built, tiny: ImageStore, cache: Path) -> None:
+def test_concurrent_builders_build_an_image_once(built: Built, tiny: ImageStore, cache: Path) -> None:
     assert ImageStore(cache, KNOWN).find("tiny") is None
     (_, first, told), (_, second, also_told) = built.ends
     assert first == second
@@ -240,7 +240,7 @@ def wait_until(shop: Path, moment: str) -> None:
         time.sleep(0.005)
 
 
-def test_killed_builder_leaves_nothing_that_is_used_and_the_next_one_sweeps(shop: Path) -> None:
+def test_killed_builder_leaves_no_image_and_the_next_build_cleans_up(shop: Path) -> None:
     builder = Builder.start(shop, "tiny")
     wait_until(shop, "etc/apt/sources.list.d")  # mmdebstrap works
     builder.process.send_signal(signal.SIGKILL)
