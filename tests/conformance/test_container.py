@@ -80,7 +80,7 @@ async def test_host_ids_are_unique_and_returned(harness: DriverHarness) -> None:
     assert not any(f"/{harness.node}/" in owner for owner in IdRanges().owners())
 
 
-async def test_the_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -> None:
+async def test_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     async with harness.sandbox() as sandbox:
         assert Path("/proc/self/mountinfo").read_text() == before
@@ -111,7 +111,7 @@ async def test_containers_cannot_change_the_shared_root(harness: DriverHarness) 
     assert (harness.root.tree / "etc" / "passwd").exists()
 
 
-async def test_it_has_a_boot_id_and_a_host_name_of_its_own(harness: DriverHarness) -> None:
+async def test_sandbox_has_its_own_boot_id_and_host_name(harness: DriverHarness) -> None:
     async with harness.sandbox() as one, harness.sandbox() as other:
         seen = [(await sandbox.run("cat", "/proc/sys/kernel/random/boot_id")).stdout for sandbox in (one, one, other)]
         refused = await one.run("sh", "-c", "echo x > /proc/sys/kernel/random/boot_id || hostname x", user=User.ROOT)
@@ -120,7 +120,7 @@ async def test_it_has_a_boot_id_and_a_host_name_of_its_own(harness: DriverHarnes
     assert refused.exit_code != 0
 
 
-async def test_calls_that_would_take_from_the_whole_host_do_not(harness: DriverHarness) -> None:
+async def test_system_calls_that_affect_the_whole_host_do_nothing(harness: DriverHarness) -> None:
     """A queue for asynchronous files is none that this kernel has; to write back everything is done by doing nothing, well or not."""
     program = (
         "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True); os.sync(); open('/tmp/x', 'wb').close(); "

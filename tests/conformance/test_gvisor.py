@@ -83,7 +83,7 @@ async def test_processes_are_confined_on_the_host(shared: tuple[DriverHarness, C
     assert sorted(path.name for path in Path(f"/proc/{started.sandbox.pid}/root").iterdir()) == ["etc", "proc"]
 
 
-async def test_the_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -> None:
+async def test_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     async with harness.sandbox() as sandbox:
         assert Path("/proc/self/mountinfo").read_text() == before

@@ -63,7 +63,7 @@ time.sleep(600)
     sandbox.commands.run("pkill -KILL -xf 'sleep 4321'")
 
 
-def test_stopping_or_killing_whoever_started_it(sandbox: Sandbox) -> None:
+def test_program_cannot_stop_or_kill_its_parent(sandbox: Sandbox) -> None:
     """DOMjudge, tests/test-suspend-ppid.c: the runner is one's parent. Here the parent is PID 1, and the user may not touch it."""
     told = run_inside(
         sandbox,
@@ -87,7 +87,7 @@ def test_files_are_not_visible_to_the_next_sandbox(service: LocalService) -> Non
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_modes_and_masks_do_not_outlive_their_process(sandbox: Sandbox, user: str) -> None:
+def test_umask_and_limits_end_with_their_process(sandbox: Sandbox, user: str) -> None:
     """Contest sandboxes' chmod and umask tricks (isolate(1), "--init resets the sandbox"): nothing of a run's process is the next one's."""
     sandbox.commands.run("chmod 000 /workspace; umask 777; ulimit -n 3; cd /; export LEFT=1", user=user)
     done = sandbox.commands.run("umask; ulimit -n; echo $LEFT", user=user, cwd="/tmp")
@@ -120,7 +120,7 @@ def test_submission_of_another_sandbox_is_neither_readable_nor_writable(service:
         sandbox.commands.run("rm -f /workspace/link /workspace/output", user="root")
 
 
-def test_names_that_break_parsers(sandbox: Sandbox) -> None:
+def test_unusual_file_names_are_handled(sandbox: Sandbox) -> None:
     """DMOJ, c_bad_unicode_open, c_nametoolong, sandbox_c_null_path; DOMjudge, filename-tests.tar.gz."""
     for name in ("-rf", "a b", "a\nb", "$(id)", "`id`", "'\"", "\\", "*", "~", "%00", "\u202egnp.exe", "🦖" * 60):
         sandbox.files.write(f"/workspace/names/{name}", name)
@@ -133,7 +133,7 @@ def test_names_that_break_parsers(sandbox: Sandbox) -> None:
         assert refused.value.code is ErrorCode.PATH_INVALID
 
 
-def test_huge_arguments_and_environments(sandbox: Sandbox) -> None:
+def test_huge_arguments_and_environments_are_refused(sandbox: Sandbox) -> None:
     """QingdaoU Judger, integration/args.c and env.c; execve(2) E2BIG. What Linux takes is taken, what is more is refused beforehand."""
     assert sandbox.commands.run(["sh", "-c", "echo ${#1}", "-", "x" * 131_000]).stdout == "131000\n"
     assert sandbox.commands.run("echo ${#BIG}", envs={"BIG": "x" * 120_000}).stdout == "120000\n"
@@ -150,7 +150,7 @@ def test_huge_arguments_and_environments(sandbox: Sandbox) -> None:
     assert "OSError" in inside.stderr, "E2BIG; gVisor says EINVAL"
 
 
-def test_a_sandbox_that_is_killed_while_it_runs_says_so(service: LocalService) -> None:
+def test_killed_sandbox_is_reported_to_its_running_calls(service: LocalService) -> None:
     """E2B, code-interpreter pull request 291 and test_sandbox_killed_during_run.py: a dropped connection tells nobody what happened."""
     with service.create(**LIMITS) as made, ThreadPoolExecutor(2) as pool:
         waiting: list[Future[Any]] = [

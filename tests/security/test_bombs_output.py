@@ -65,13 +65,13 @@ def test_endless_output_of_a_cell_is_cut_and_counted(bombed: Sandbox) -> None:
     check_serves(bombed)
 
 
-def test_a_cell_that_writes_much_comes_to_its_end(bombed: Sandbox) -> None:
+def test_cell_with_much_output_finishes(bombed: Sandbox) -> None:
     done = bombed.run_code("for _ in range(5): print('x' * 999_999)\n'done'", timeout=120)
     assert (done.status, done.text) == ("ok", "'done'")
     assert len(done.stdout) + done.stdout_omitted_bytes - 5_000_000 in range(100), "and the line that says so"
 
 
-def test_background_processes_that_nobody_reads_keep_a_little_each(bombed: Sandbox) -> None:
+def test_unread_background_processes_keep_little_output(bombed: Sandbox) -> None:
     handles = [bombed.commands.run(flood, background=True) for flood in ("yes", "cat /dev/zero", "yes >&2")]
     settle(lambda: sum(process.stdout_bytes + process.stderr_bytes > KEPT for process in bombed.commands.list() if process.running), len(handles))
     check_serves(bombed)
@@ -114,7 +114,7 @@ def test_results_that_are_too_large_are_cut(bombed: Sandbox) -> None:
     check_serves(bombed)
 
 
-def test_a_result_that_the_interpreter_never_comes_to(bombed: Sandbox) -> None:
+def test_endless_evaluation_ends_at_its_timeout(bombed: Sandbox) -> None:
     """A regular expression that backtracks, a number of a hundred million digits, and brackets a hundred thousand levels deep."""
     cells = {
         "import re; re.match('(a+)+$', 'a' * 60 + 'b')": {"timeout", "killed"},

@@ -144,7 +144,7 @@ def test_raised_process_limit_is_counted_in_large_sandboxes(service: LocalServic
         check_serves(sandbox)
 
 
-def test_a_bomb_of_cells_ends_with_its_cell(targets: Targets) -> None:
+def test_fork_bomb_of_a_cell_ends_with_its_cell(targets: Targets) -> None:
     """What a cell forks belongs to the kernel, and the kernel's next cell finds the sandbox as it was."""
     sandbox, done, ended = targets.get(), None, None
     try:

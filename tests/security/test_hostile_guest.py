@@ -128,7 +128,7 @@ def test_killing_the_guest_ends_at_most_its_sandbox(service: LocalService, isola
             assert end_of(mortal).hint
 
 
-def test_signals_that_only_ask_end_nothing(sandbox: Sandbox) -> None:
+def test_signals_other_than_kill_and_faults_do_not_end_the_guest(sandbox: Sandbox) -> None:
     """Of root, who may send them at any time; everybody else may for the moment in which the guest starts a program of theirs.
 
     32 and 33 are the C library's own, which it lets nobody heed (nptl(7)).

@@ -275,7 +275,7 @@ def test_host_mounts_cannot_be_mounted_or_uncovered(sandbox: Sandbox, isolation:
 
 
 @IN_CONTAINERS
-def test_the_same_mounts_are_made_where_there_is_no_boundary() -> None:
+def test_host_root_can_make_the_same_mounts() -> None:
     """The control: the host's root, in a mount namespace of its own."""
     found = outcomes_outside(_each("alone()", MOUNTS), setup=PRIVATE)
     # No fuse server, and what is covered inside is not covered here; the rest depends on what this host's kernel was built with.

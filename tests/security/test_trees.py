@@ -89,7 +89,7 @@ def test_packing_and_watching_read_no_host_file(sandbox: Sandbox, http: httpx.Cl
             assert {member.name: member.type for member in opened} == {"file": tarfile.SYMTYPE, "folder": tarfile.SYMTYPE}
 
 
-def test_paths_that_are_none_are_refused_by_every_call(sandbox: Sandbox, http: httpx.Client) -> None:
+def test_invalid_paths_are_refused_by_every_call(sandbox: Sandbox, http: httpx.Client) -> None:
     url = f"/v1/sandboxes/{sandbox.id}/files"
     for path in ("", "relative", "../..", "/a\0b", "/" + "x" * 5000, "/" + "x" * 300):
         for answer in (

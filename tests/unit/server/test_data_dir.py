@@ -31,7 +31,7 @@ def test_an_empty_one_and_our_own_are_narrowed(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_one_that_was_named_by_mistake_is_left_alone(tmp_path: Path) -> None:
+def test_directory_named_by_mistake_is_not_changed(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "somebody's").touch()
     with pytest.raises(HostError) as refused:

@@ -56,7 +56,7 @@ async def test_health_check_needs_no_key() -> None:
     assert await authenticate(scope(path="/healthz"), OneKey()) is None
 
 
-async def test_everything_else_needs_a_known_key() -> None:
+async def test_all_other_requests_need_a_known_key() -> None:
     assert await authenticate(scope(key=KEY), OneKey()) == ANYBODY
     for wrong in (scope(), scope(key=""), scope(key="x"), scope(key=KEY + "x"), scope(path="/healthz/", key=None), scope(peer="somebody")):
         with pytest.raises(AuthenticationError) as refused:

@@ -70,7 +70,7 @@ def test_a_client_that_hung_up_is_known_though_nothing_was_read(subtests: pytest
             assert listener.has_hung_up(ours), "closed by us"
 
 
-def test_a_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
+def test_peer_of_another_user_is_not_the_owner(folder: Path) -> None:
     path = folder / "s"
     folder.chmod(0o755)
     with listener.unix_socket(path) as tcp:

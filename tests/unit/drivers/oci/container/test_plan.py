@@ -23,7 +23,7 @@ PLACE = RuntimePlanInputs(
 )
 
 
-def test_the_group_is_entered_before_anything_is_made() -> None:
+def test_control_group_is_entered_before_anything_is_created() -> None:
     plan = stage_plan(PLACE)
     assert plan[:2] == tuple(("join", str(door)) for door in DOORS)
     names = [operation[0] for operation in plan]

@@ -20,7 +20,7 @@ def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ..
     return stage_plan(RuntimePlanInputs(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
-def test_the_group_is_entered_before_anything_is_made() -> None:
+def test_control_group_is_entered_before_anything_is_created() -> None:
     assert plan()[:2] == tuple(("join", str(door)) for door in DOORS)
     names = [operation[0] for operation in plan()]
     assert names.index("private_mounts") < min(names.index(name) for name in ("tmpfs", "bind", "disk", "mkdir", "file"))
