@@ -372,10 +372,10 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
     default = specs.Limits()
     return {
         "Sandboxes": [
-            ("CPU cores", f"{default.cpus:g}", _range(specs.CPUS_RANGE, "{:g}"), "`cpus`; quota `cpus`"),
-            ("memory", _size(default.memory_bytes), _range(specs.MEMORY_RANGE_BYTES), "`memory_bytes`; quota `memory_bytes`"),
-            ("disk", _size(default.disk_bytes), _range(specs.DISK_RANGE_BYTES), "`disk_bytes`; quota `disk_bytes`"),
-            ("processes and threads", str(default.pids), _range((specs.MIN_PIDS, specs.MAX_PIDS), "{:,}"), "`pids`"),
+            ("CPU cores", f"{default.cpus:g}", _range(specs.CPUS_RANGE, "{:g}"), "`limits.cpus`; quota `cpus`"),
+            ("memory", _size(default.memory_bytes), _range(specs.MEMORY_RANGE_BYTES), "`limits.memory_bytes`; quota `memory_bytes`"),
+            ("disk", _size(default.disk_bytes), _range(specs.DISK_RANGE_BYTES), "`limits.disk_bytes`; quota `disk_bytes`"),
+            ("processes and threads", str(default.pids), _range((specs.MIN_PIDS, specs.MAX_PIDS), "{:,}"), "`limits.pids`"),
             ("timeout", _time(specs.DEFAULT_TIMEOUT_S), f"{_time(specs.MAX_TIMEOUT_S)}, or none", "`timeout`; quota `lifetime_s`"),
             ("idle timeout", "none", f"from {_time(sandboxes.MIN_IDLE_TIMEOUT_S)}", "`idle_timeout`"),
             _setting("time for which a suspended sandbox is kept", "suspended_keep_s"),
@@ -455,6 +455,8 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
         ],
         "Requests and connections": [
             ("JSON body", "", _size(JSON_MAX_BYTES), ""),
+            ("`Idempotency-Key`", "", "255 characters", ""),
+            ("page of a list", "100; of executions and stored files 50", "1,000; of executions 200", "`limit`"),
             ("head of a request", "", f"{_size(listener.HEAD_MAX_BYTES)}, {listener.HEAD_MAX_FIELDS} fields", ""),
             ("time until the head of a request is complete", "", _time(listener.HEAD_TIMEOUT_S), ""),
             ("time without progress of a client during a request", "", _time(listener.STALL_TIMEOUT_S), ""),
