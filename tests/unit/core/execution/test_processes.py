@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.execution import processes
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.errors import ConflictError, NotFoundError, TimeoutExceededError
 from sandlot.model.executions import signal_number
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import ProcessSpec, User, shell_argv
@@ -55,6 +56,14 @@ async def test_process_whose_client_disconnects_during_its_start_is_killed(tmp_p
         with pytest.raises(asyncio.CancelledError):
             await running
         await settled(lambda: not sandbox.tasks and not guest.processes.running)
+
+
+async def test_run_whose_guest_falls_silent_fails_at_the_end_of_the_grace_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.1)
+    async with open_node(NodeState(tmp_path)) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
+        with pytest.raises(TimeoutExceededError):  # the scripted guest does not enforce the timeout
+            await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("sleep", "1000"), timeout_s=0.1))
 
 
 async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> None:

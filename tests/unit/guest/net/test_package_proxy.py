@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Generator
@@ -118,3 +119,34 @@ def test_request_waits_in_its_socket_while_all_streams_of_the_guest_are_open(ins
     while not any(isinstance(event, events.Bytes) for event in received):
         received += inside.turn()
     assert [event.data for event in received if isinstance(event, events.Bytes)] == [b"GET /"]
+
+
+def test_48_connections_are_served_at_once_and_others_wait(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_proxy, "PAUSE_S", 0.001)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+        server.setblocking(False)
+        listener = fast_socket.socket(fileno=os.dup(server.fileno()))
+        stack.callback(listener.close)
+        monkeypatch.setattr(package_proxy, "_open_listener", lambda: listener)
+        inside.proxy.listen()
+        clients = [inside.client, *(stack.enter_context(socket.create_connection(server.getsockname())) for _ in range(60))]
+        for client in clients:
+            client.sendall(b"GET /")
+        opened: list[int] = []
+
+        def turn() -> None:
+            opened.extend(event.stream for event in inside.turn() if isinstance(event, events.Opened))
+
+        while len(opened) < 48:
+            turn()
+        for _ in range(20):
+            turn()
+        assert len(opened) == 48
+
+        # Each connection that ends lets one of the others in.
+        for number in range(len(clients)):
+            while len(opened) <= number:
+                turn()
+            inside.host.reset(opened[number], "internal", "It failed.")
+        inside.turn()

@@ -15,6 +15,7 @@ from sandlot.guest.process import pid_limit
 from sandlot.guest.process.children import ChildTable
 from sandlot.guest.process.pid_limit import PidLimit, new_soft_limit, tasks_per_session
 from sandlot.guest.process.procfs import ProcStat, all_processes, count_tasks_fast, live_processes
+from sandlot.protocol.schema import most_pids
 from tests.support.until import until
 
 ENDLESS = resource.RLIM_INFINITY
@@ -45,6 +46,11 @@ def own_limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], tuple[i
     before = resource.getrlimit(resource.RLIMIT_NPROC)
     yield lambda: resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, before)
+
+
+@pytest.mark.parametrize("limit, most", [(16, 24), (64, 72), (512, 576)])
+def test_slack_above_the_limit_is_an_eighth_and_at_least_8(limit: int, most: int) -> None:
+    assert most_pids(limit) == most
 
 
 def test_guest_limits_itself_if_proc_is_covered(own_limit: Callable[[], tuple[int, int]]) -> None:
