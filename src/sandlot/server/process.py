@@ -34,6 +34,7 @@ from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService, control_groups, open_service
 from sandlot.server.settings import Settings
 from sandlot.web import listener, websocket
+from sandlot.web.connections import ConnectionShares
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
@@ -129,9 +130,14 @@ class Server(uvicorn.Server):
         wanted, connections = service.settings.max_connections, allowed_connections(service.settings)
         if connections < wanted:
             _log.warning("connections_limited", configured=wanted, allowed=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
+        now_s = asyncio.get_running_loop().time
+        self.connections = ConnectionShares(connections, now_s, trusted_proxies=service.settings.trusted_proxies)
+        """Connections on TCP, with the share of each address and key."""
+        local = ConnectionShares(connections, now_s, shared=False)
+        protocol = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local)
         config = uvicorn.Config(
             create_app(service),
-            http=cast("type[asyncio.Protocol]", functools.partial(listener.SandlotHttpProtocol, max_connections=connections)),
+            http=cast("type[asyncio.Protocol]", protocol),
             ws=websocket.SandlotWebSocketProtocol,
             ws_max_size=websocket.MESSAGE_MAX_BYTES,
             ws_ping_interval=websocket.PING_S,
@@ -141,7 +147,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # no header decides from which address a request came
+            proxy_headers=False,  # `web/connections.py` reads them, for connections of trusted proxies only
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_S,
         )

@@ -196,7 +196,9 @@ class Settings:
         disk_reserve_bytes: The same for disk space. None: 5 %, 1 to 4 GiB.
         pids_reserve: The same for processes and threads. None: 5 %, 512 to 4,096.
         suspend_reserve: Memory in bytes that is kept for hibernations on a full node.
-        max_connections: Largest number of connections, for TCP and for the unix socket each, 8 to 16,384.
+        max_connections: Largest number of connections, for TCP and for the unix socket each, 8 to 16,384. On TCP, each API key and each address
+            without a key has at most a quarter.
+        trusted_proxies: Networks of proxies whose ``X-Forwarded-For`` names the address of a client, such as ``127.0.0.1/32``.
         buffer_bytes: Memory for the buffered requests, output and responses of all clients, 64 MiB to 1 TiB.
         upload_max_bytes: Largest size of an uploaded file, 1 MiB to 1 TiB.
         executions_keep_s: Seconds for which entries of the execution log are kept, at least 60.
@@ -231,6 +233,7 @@ class Settings:
     pids_reserve: Annotated[int | None, _whole(0, 4_194_304)] = None
     suspend_reserve: Annotated[int, _size(0, 1024 * GIB)] = 256 * MIB
     max_connections: Annotated[int, _whole(8, MAX_CONNECTIONS)] = 1000
+    trusted_proxies: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
     buffer_bytes: Annotated[int, _size(64 * MIB, 1024 * GIB)] = 256 * MIB
     upload_max_bytes: Annotated[int, _size(MIB, 1024 * GIB)] = 100 * MIB
     executions_keep_s: _Kept = 7 * DAY_S

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import AuthenticationError, ErrorCode
+from sandlot.web.connections import CONNECTION, Connection
 
 OPEN_PATHS = frozenset(
     {"/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
@@ -82,6 +83,23 @@ def request_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 def is_local_owner(scope: Mapping[str, Any]) -> bool:
     """Return True if the request came over the unix socket from root or this service's user."""
     return bool(scope.get("state", {}).get("peer") == OWNER)
+
+
+async def admit(
+    scope: Mapping[str, Any], keys: KeyVerifier, signatures: Signatures | None = None, vendor: VendorAuthenticator | None = None
+) -> Principal | None:
+    """Authenticate a request, and count its connection towards the share of its address and then of its key. See :func:`authenticate`.
+
+    Raises:
+        UnavailableError: The share is used up (``busy``).
+    """
+    connection: Connection | None = scope["state"].get(CONNECTION)
+    if connection is not None:
+        connection.count_for_address(scope["headers"])
+    principal = await authenticate(scope, keys, signatures, vendor)
+    if connection is not None and principal is not None:
+        connection.count_for_key(principal.owner)
+    return principal
 
 
 async def authenticate(

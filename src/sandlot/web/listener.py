@@ -4,9 +4,12 @@ Invariants:
 - The unix socket never exists with other permissions than 0600. A connection to it is that of the owner only if the kernel reports that the peer is
   root or this service's user (SO_PEERCRED, unix(7)).
 - A request's head has at most 64 KiB and 128 fields and must be complete within 30 s, which begin with the connection for the first head. For a head
-  that began to arrive during the response to an earlier request, the 30 s begin after that response.
-- The number of connections is limited, on TCP and on the unix socket separately, so a flood of one leaves the other usable. A further connection
-  gets 503 with Retry-After and is closed.
+  that began to arrive during the response to an earlier request, the 30 s begin after that response. The rest of a body that is still arriving when
+  its request was answered has the same time.
+- A connection without a key that is idle is closed after 15 s, other idle connections after 75 s.
+- An upgrade has no body: nothing defines where the body ends and the new protocol begins.
+- The number of connections is limited, on TCP and on the unix socket separately, so a flood of one leaves the other usable. On TCP, each peer address
+  and each key has a share (``web/connections.py``). A connection that is refused gets 503 with Retry-After and is closed.
 - A client that reads nothing of its responses for two minutes is disconnected, also if it sends further requests meanwhile.
 - The end of a connection is detected also while nothing is read from it; that of a machine that vanished after two minutes (tcp(7), SO_KEEPALIVE).
 - TCP connections send at once (TCP_NODELAY): a response is one small write, which Nagle's algorithm would delay.
@@ -16,25 +19,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import socket
 import struct
+from collections.abc import Iterable
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Never, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError
-from sandlot.model.faults import Fault
+from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.web import errors
 from sandlot.web.auth import OWNER
+from sandlot.web.connections import CONNECTION, Connection, ConnectionShares
+from sandlot.web.request_id import new_request_id
 
 HEAD_MAX_BYTES = 64 * 1024
 HEAD_MAX_FIELDS = 128
 """A field of four bytes takes forty times as much memory."""
 HEAD_TIMEOUT_S = 30.0
+ANONYMOUS_KEEP_ALIVE_S = 15.0
+"""Seconds for which an idle connection without a key stays open."""
 STALL_TIMEOUT_S = 120.0
+FRAMING_MAX_BYTES = 320 * 1024
+"""Bytes that may arrive without a byte of the body while a body is expected: the largest chunk that is read at once, and a head."""
 PIPELINE_MAX = 64
 """Pipelined requests that wait for an earlier response. Few clients pipeline, and each request takes some KiB."""
 BACKLOG = 512
@@ -45,19 +55,6 @@ HUNG_UP = "hung_up"
 _SUN_PATH_MAX = 107
 """Maximum bytes of a unix socket's path, unix(7)."""
 
-CONNECTIONS_RETRY_AFTER_S = 1
-_TOO_MANY_CONNECTIONS = {
-    "type": "about:blank",
-    "title": "Service Unavailable",
-    "status": 503,
-    "detail": "The service has reached its limit of connections.",
-    "code": str(ErrorCode.BUSY),
-    "hint": "Close unused connections, or retry later. An operator can raise SANDLOT_MAX_CONNECTIONS.",
-    "retryable": True,
-    "fault": Fault.CAPACITY,
-    "request_id": "",
-    "fields": {"retry_after_s": CONNECTIONS_RETRY_AFTER_S},
-}
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -66,35 +63,45 @@ class SandlotHttpProtocol(HttpToolsProtocol):
 
     Args:
         args: Arguments of uvicorn's protocol.
-        max_connections: Maximum number of connections on TCP; the unix socket has a limit of the same size.
+        tcp: Shares of the connections on TCP.
+        local: Connections on the unix socket.
         kwargs: Arguments of uvicorn's protocol.
     """
 
-    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's arguments
+    def __init__(self, *args: Any, tcp: ConnectionShares, local: ConnectionShares, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's arguments
         super().__init__(*args, **kwargs)
-        self.is_local = False
-        self._max_connections = max_connections
+        self._tcp = tcp
+        self._local = local
+        self._connection: Connection | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        self._is_large = False
+        self._refusal: bytes = b""
+        """Response to a request that the callbacks of the parser refuse."""
         self._head_bytes = 0
+        """Bytes of the complete parts of the current head."""
+        self._loose_bytes = 0
+        """Bytes since the current head began, or since the last byte of the current body."""
+        self._has_progress = False
+        """True if the last data had a part of a body, or the end of a request."""
         self._in_head = True
-        self._has_request_end = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Check the limit of connections and the peer."""
+        """Check the limits of connections and the peer."""
         super().connection_made(transport)
         link = transport.get_extra_info("socket")
-        self.is_local = link is not None and link.family == socket.AF_UNIX
-        self.app_state = {**self.app_state, HUNG_UP: lambda: transport.is_closing() or (link is not None and has_hung_up(link))}
-        # Connections that became WebSockets count as well.
-        if sum(1 for each in self.connections if getattr(each, "is_local", None) == self.is_local) > self._max_connections:
+        is_local = link is not None and link.family == socket.AF_UNIX
+        try:
+            shares = self._local if is_local else self._tcp
+            self._connection = shares.open(self.client[0] if self.client and not is_local else "", transport.abort)
+        except UnavailableError as error:
             self.connections.discard(self)
-            transport.write(_too_many_connections_response())
+            transport.write(_response(error))
             transport.close()
             return
-        if self.is_local:
+        is_gone = lambda: transport.is_closing() or (link is not None and has_hung_up(link))  # noqa: E731
+        self.app_state = {**self.app_state, HUNG_UP: is_gone, CONNECTION: self._connection}
+        if is_local:
             if is_owner(link):
                 self.app_state = {**self.app_state, "peer": OWNER}
         elif link is not None:
@@ -106,21 +113,28 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers, and give the place of the connection back."""
         self._stop_head_timer()
         self._stop_stall_timer()
+        if self._connection is not None:
+            self._connection.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and refuse a head that is too large."""
-        self._has_request_end = False
+        if self._connection is None or self.transport.is_closing():
+            return
+        self._has_progress = False
         super().data_received(data)
-        # Data in which a request ended is mostly its body; its part of the next head is not counted.
-        if self._in_head and not self._has_request_end:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_MAX_BYTES and not self.transport.is_closing():
-                self.transport.write(_HEAD_TOO_LARGE)
-                self.transport.close()
+        if self.transport.is_closing():
+            return
+        # The parser holds an incomplete field, in a head or behind the last chunk of a body. Data with progress is mostly a body and is not counted.
+        if not self._has_progress:
+            self._loose_bytes += len(data)
+        if self._loose_bytes > (HEAD_MAX_BYTES if self._in_head else FRAMING_MAX_BYTES):
+            self._refuse(_HEAD_TOO_LARGE)
+        elif self._in_head and self._head_timer is None and self.timeout_keep_alive_task is None and self._is_answered():
+            self._start_head_timer()  # the data was only line breaks, or the rest of a request that was answered before
 
     def pause_writing(self) -> None:
         """Watch a client that reads more slowly than it is sent to."""
@@ -133,20 +147,26 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_stall_timer()
 
+    def on_url(self, url: bytes) -> None:
+        """Add a part of the target of the request, within the limit of the head."""
+        self._add_to_head(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field of the head, within the limit."""
+        """Add a field of the head, within the limits."""
+        self._add_to_head(len(name) + len(value) + 4)
         if len(self.headers) >= HEAD_MAX_FIELDS:
-            self._is_large = True
-            raise ValueError(f"more than {HEAD_MAX_FIELDS} fields")  # the parser stops, and its caller responds with 400
+            self._stop_parser(_HEAD_TOO_LARGE)
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Respond to a request that the parser refused."""
-        if not self._is_large:
+        """Respond to a request that the parser or a callback of it refused."""
+        if self.transport.is_closing():
+            return
+        if self._refusal:
+            self._refuse(self._refusal)
+        else:
             super().send_400_response(msg)
-        elif not self.transport.is_closing():
-            self.transport.write(_HEAD_TOO_LARGE)
-            self.transport.close()
 
     def on_message_begin(self) -> None:
         """Start the time of the head."""
@@ -154,24 +174,59 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Stop the time of the head, and limit the pipeline."""
+        """Stop the time of the head, limit the pipeline, and refuse an upgrade with a body."""
         self._stop_head_timer()
+        self._loose_bytes = 0
         if len(self.pipeline) >= PIPELINE_MAX:
-            raise ValueError(f"more than {PIPELINE_MAX} requests ahead")  # likewise
+            self._stop_parser(b"")
+        if self.parser.should_upgrade() and _has_body(self.headers):
+            message = "The request to upgrade the connection has a body."
+            self._stop_parser(_response(InvalidRequestError(message, hint="Send the request without a body, or without the Upgrade header.")))
+        if self._connection is not None:
+            self._connection.begin_request()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass a part of the body on."""
+        self._loose_bytes = 0
+        self._has_progress = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect the head of the next request."""
         super().on_message_complete()
-        self._in_head = True
-        self._has_request_end = True
-        self._head_bytes = 0
+        self._stop_head_timer()
+        self._in_head = self._has_progress = True
+        self._head_bytes = self._loose_bytes = 0
 
     def on_response_complete(self) -> None:
-        """Start the time of the next request's head now if a part of it has arrived."""
+        """Start the time of the next request's head now if a part of it has arrived, or that of the rest of this request."""
         super().on_response_complete()
-        if self._head_timer is not None:
+        if self._connection is not None and not self.pipeline:
+            self._connection.end_request()
+            if self._connection.is_anonymous and self.timeout_keep_alive_task is not None:
+                self.timeout_keep_alive_task.cancel()
+                self.timeout_keep_alive_task = self.loop.call_later(ANONYMOUS_KEEP_ALIVE_S, self.timeout_keep_alive_handler)
+        if self._head_timer is not None or not self._in_head:
             self._start_head_timer()
+
+    def _add_to_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_MAX_BYTES:
+            self._stop_parser(_HEAD_TOO_LARGE)
+
+    def _stop_parser(self, refusal: bytes) -> Never:
+        """Stop the parser, which calls :meth:`send_400_response`."""
+        self._refusal = refusal
+        raise ValueError("the request is refused")
+
+    def _refuse(self, response: bytes) -> None:
+        self.transport.write(response)
+        self.transport.close()
+
+    def _is_answered(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
 
     def _watch_stall(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
@@ -192,7 +247,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._loose_bytes = 0
         if self._head_timer is None:
             self._start_head_timer()
 
@@ -209,21 +264,22 @@ class SandlotHttpProtocol(HttpToolsProtocol):
 
     def _end_head_time(self) -> None:
         self._head_timer = None
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if not self._is_answered():
             # Part of a pipelined request, which waits for the current response.
             self._start_head_timer()
         elif not self.transport.is_closing():
             self.transport.close()
 
 
-def _too_many_connections_response() -> bytes:
-    body = json.dumps(_TOO_MANY_CONNECTIONS).encode()
-    head = (
-        f"HTTP/1.1 503 Service Unavailable\r\nretry-after: {CONNECTIONS_RETRY_AFTER_S}\r\ncontent-type: application/problem+json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def _response(error: SandlotError) -> bytes:
+    """Return the response to a request that reaches no route, after which the connection is closed."""
+    response = errors.problem_response(error, new_request_id(), headers={"Connection": "close"})
+    head = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    return b"\r\n".join([*head, *(name + b": " + value for name, value in response.raw_headers), b"", bytes(response.body)])
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")) for name, value in headers)
 
 
 def is_owner(link: socket.socket) -> bool:

@@ -27,7 +27,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, websocket
-from sandlot.web.auth import Keyring, Signatures, VendorAuthenticator, authenticate
+from sandlot.web.auth import Keyring, Signatures, VendorAuthenticator, admit
 from sandlot.web.body_limits import BodyLimit, BodyLimits
 from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector
 from sandlot.web.errors import BodyRefusedError
@@ -39,6 +39,8 @@ UNCOUNTED_BYTES = 64 * KIB
 CHUNK_BYTES = 64 * KIB
 """Part of a response that is passed to the connection at once. The rest waits here, where it is counted."""
 BODY_TIMEOUT_S = 120.0
+MAX_LENGTH_DIGITS = 20
+"""Digits of the largest Content-Length."""
 
 DRAIN_MAX_BYTES = 64 * MIB
 DRAIN_TIMEOUT_S = 10.0
@@ -109,7 +111,7 @@ class RequestMiddleware:
 
     async def _respond(self, scope: Scope, exchange: _HttpExchange, vendor: VendorAuthenticator | None) -> None:
         try:
-            scope["state"]["principal"] = principal = await authenticate(scope, self._keys, self._signatures, vendor)
+            scope["state"]["principal"] = principal = await admit(scope, self._keys, self._signatures, vendor)
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
@@ -148,8 +150,9 @@ class _HttpExchange:
         """Quota of the sender, which limits streamed bodies."""
         self.id = choose_request_id(scope["headers"])
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        self._content_length = int(length) if length.isdigit() else 0
+        length = headers.get(b"content-length", b"").lstrip(b"0")
+        # int() refuses thousands of digits; the parser of HTTP has refused lengths of more than 64 bits.
+        self._content_length = int(length[:MAX_LENGTH_DIGITS]) if length.isdigit() else 0
         self._has_body = self._content_length > 0 or b"transfer-encoding" in headers
         is_form = limit.is_streamed and headers.get(b"content-type", b"").lower().startswith(b"multipart/")
         self._form_bytes = UNCOUNTED_BYTES if is_form else 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -37,7 +36,8 @@ from websockets.http11 import Request, Response
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
-from sandlot.web.auth import Keyring, VendorAuthenticator, authenticate
+from sandlot.web.auth import Keyring, VendorAuthenticator, admit
+from sandlot.web.connections import CONNECTION
 from sandlot.web.error_formats import ErrorFormat
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.models import QueryModel
@@ -79,21 +79,16 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         self._disconnected = asyncio.Event()
         super().__init__(config, server_state, {**app_state, DISCONNECTED: self._disconnected}, _loop)
         self.logger = _uvicorn_log
-        self.is_local = False
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._delayed_close: bytes | None = None
         """The response to the client's Close while it is delayed."""
         self._close_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Record whether the connection is local."""
-        super().connection_made(transport)
-        link = transport.get_extra_info("socket")
-        self.is_local = link is not None and link.family == socket.AF_UNIX
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers and report the disconnection."""
+        """Stop all timers, give the place of the connection back, and report the disconnection."""
+        if (connection := self.app_state.get(CONNECTION)) is not None:
+            connection.lost()
         self._stop_stall_timer()
         self._stop_close_timer()
         self._disconnected.set()
@@ -312,7 +307,7 @@ async def serve_websocket(
 
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
-            scope["state"]["principal"] = principal = await authenticate(scope, keys, vendor=vendor)
+            scope["state"]["principal"] = principal = await admit(scope, keys, vendor=vendor)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, send_response)
         except SandlotError as error:

@@ -82,9 +82,11 @@ async def test_websocket_needs_a_key_and_hides_sandboxes_of_other_keys(tmp_path:
 
 
 async def test_websockets_count_as_connections(tmp_path: Path) -> None:
-    async with bench(tmp_path, Settings(max_connections=2)) as at, client(at.service) as http, terminal(at, http):
-        with pytest.raises(InvalidStatus) as refused:
-            await unix_connect(str(at.service.settings.socket), "ws://sandlot/v1/nowhere")
+    async with bench(tmp_path, Settings(max_connections=2)) as at, client(at.service) as http, terminal(at, http) as (path, _):
+        await http.aclose()  # an idle connection would be closed in favour of the next
+        async with unix_connect(str(at.service.settings.socket), f"ws://sandlot{path}"):
+            with pytest.raises(InvalidStatus) as refused:
+                await unix_connect(str(at.service.settings.socket), "ws://sandlot/v1/nowhere")
         assert refused.value.response.status_code == 503
 
 
