@@ -95,7 +95,7 @@ async def restore(harness: DriverHarness, driver: Driver, snapshot: Path, limits
     return await restore_snapshot(driver, prepared, snapshot, harness.spec(limits))
 
 
-async def test_what_was_restored_is_confined_like_any_other(harness: DriverHarness) -> None:
+async def test_restored_sandbox_is_confined_like_any_other(harness: DriverHarness) -> None:
     driver = harness.new_driver()
     async with harness.sandbox(driver) as source:
         await source.link.checkpoint(armed=True)
@@ -155,7 +155,7 @@ async def until_small_limits(harness: DriverHarness, instance: Instance) -> None
         await asyncio.sleep(0.05)
 
 
-async def test_one_that_uses_nearly_all_of_its_memory_is_written_and_restored(harness: DriverHarness) -> None:
+async def test_sandbox_that_uses_nearly_all_of_its_memory_is_saved_and_restored(harness: DriverHarness) -> None:
     driver = harness.new_driver()
     async with harness.sandbox(driver) as source:
         hold = await source.link.processes.start(ProcessSpec(argv=("python3", "-c", _HOLD, "170"), user=User.ROOT, cwd="/", timeout_s=None))
@@ -209,7 +209,7 @@ def small_disk(harness: DriverHarness) -> Iterator[Path]:
     subprocess.run(["umount", harness.data_dir], check=True)
 
 
-async def test_a_full_disk_refuses_the_snapshot_and_the_sandbox_goes_on(harness: DriverHarness, small_disk: Path, engine: Locate) -> None:
+async def test_snapshot_on_a_full_disk_is_refused_and_the_sandbox_continues(harness: DriverHarness, small_disk: Path, engine: Locate) -> None:
     driver = OciDriver("gvisor", DriverSettings(harness.node, harness.data_dir), Runsc(engine))
     limits = dataclasses.replace(SMALL_LIMITS, disk_bytes=16 * MIB)
     async with harness.sandbox(driver, limits) as source:
@@ -364,7 +364,7 @@ def builds(harness: DriverHarness, tmp_path: Path) -> Builds:
 
 
 @pytest.mark.may_skip("this machine's package archive may not have Debian bookworm's runsc")
-async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds, tmp_path: Path) -> None:
+async def test_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds, tmp_path: Path) -> None:
     old = await asyncio.to_thread(oldrunsc.download, tmp_path / "old")
     if old is None:
         pytest.skip(f"apt-get download runsc={oldrunsc.VERSION} does not work here")
@@ -394,7 +394,7 @@ async def test_a_snapshot_is_restored_by_the_build_that_wrote_it(builds: Builds,
     assert {folder.name for folder in kept.glob("[!.]*")} == {new.sha256}
 
 
-async def test_a_build_that_was_lost_or_altered_is_not_run(builds: Builds) -> None:
+async def test_lost_or_altered_build_is_not_run(builds: Builds) -> None:
     harness, kept = builds.harness, runtimes_folder(builds.harness.data_dir) / builds.current.sha256 / "runsc"
     await builds.write(builds.start(), place(harness))
     builds.current = dataclasses.replace(builds.current, sha256="0" * 64)  # whatever is installed now

@@ -93,7 +93,7 @@ class MigrationsSuite:
             await migrations.migrate(database)
             assert await database.read(differences) == []
 
-    async def test_a_step_that_fails_leaves_nothing_of_itself_and_can_be_tried_again(self, harness: StoreHarness, tmp_path: Path) -> None:
+    async def test_failed_migration_changes_nothing_and_can_be_repeated(self, harness: StoreHarness, tmp_path: Path) -> None:
         steps = _steps(tmp_path, 'op.create_table("more", sa.Column("id", sa.Integer))\n    op.execute("DELETE FROM keys")\n    op.execute("no SQL")')
         async with harness.open() as store:
             await store.keys.add(key("kept"))
@@ -108,7 +108,7 @@ class MigrationsSuite:
             await migrations.migrate(database, steps, NEXT)
             assert await database.read(lambda connection: inspect(connection).has_table("more"))
 
-    async def test_what_a_newer_version_wrote_is_refused_and_left_alone(self, harness: StoreHarness, tmp_path: Path) -> None:
+    async def test_database_of_a_newer_version_is_refused_and_left_unchanged(self, harness: StoreHarness, tmp_path: Path) -> None:
         async with harness.open() as store:
             await store.keys.add(key("kept"))
         async with engine.open_database(_place(harness)) as database:

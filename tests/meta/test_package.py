@@ -127,7 +127,7 @@ def test_what_is_no_module_of_ours_is_in_it_too(wheel: Path, part: str) -> None:
         assert [member for member in archive.namelist() if Path(member).match(f"sandlot/{part}")]
 
 
-def test_the_sdk_of_the_wheel_starts_the_service_of_the_wheel_and_works_with_it(run: Run) -> None:
+def test_sdk_of_the_wheel_starts_and_uses_the_service_of_the_wheel(run: Run) -> None:
     assert "/venv/lib/" in run("python", "-c", PROGRAM)
 
 
@@ -140,7 +140,7 @@ def test_environment_has_the_versions_of_its_lock(run: Run, request: pytest.Fixt
         run("python", "-c", "import agents, sandlot")
 
 
-def test_the_command_line_of_the_wheel_works(run: Run, tmp_path: Path) -> None:
+def test_command_line_of_the_wheel_works_across_a_restart(run: Run, tmp_path: Path) -> None:
     (tmp_path / "here").write_text("hello")
     sandbox = run("sandlot", "create", "--template", "base", "--name", "wheel").strip()
     run("sandlot", "cp", tmp_path / "here", f"{sandbox}:there")

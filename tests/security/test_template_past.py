@@ -113,7 +113,7 @@ async def files(inside: Inside) -> dict[str, Any]:
     return found
 
 
-async def test_it_looks_like_one_that_was_never_anything_else(claims: Claims) -> None:
+async def test_claimed_sandbox_looks_like_a_new_one(claims: Claims) -> None:
     one = await claimed(claims, "sb-one", OWN="1")
     assert (await one.link.info()).identity == "sb-one"
     assert (await one.link.info()).uptime_s < 60
@@ -137,7 +137,7 @@ async def test_it_looks_like_one_that_was_never_anything_else(claims: Claims) ->
     assert (await one.cell("1"))[2].execution_count == 2
 
 
-async def test_two_of_one_template_share_nothing(claims: Claims) -> None:
+async def test_two_sandboxes_of_one_template_share_nothing(claims: Claims) -> None:
     one, other = await claimed(claims, "sb-0", OWN="0", OMP_NUM_THREADS="3", LANG="C", TZ="Etc/GMT-5"), await claimed(claims, "sb-1", OWN="1")
     starting = "'OMP_NUM_THREADS=3' in open('/proc/self/environ').read(), os.environ['LANG'], time.localtime(0).tm_hour"
     assert (await one.cell(f"import os, time; print({starting})"))[0] == "True C 5\n", "what is read at the start is there at the start"

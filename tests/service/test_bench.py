@@ -24,7 +24,7 @@ def begun(service: LocalService, folder: Path, *arguments: str) -> subprocess.Po
     return subprocess.Popen([*BENCH, *arguments], env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_bench_prints_figures_and_why_some_are_missing(service: LocalService, tmp_path: Path) -> None:
+def test_bench_prints_figures_and_reasons_for_missing_ones(service: LocalService, tmp_path: Path) -> None:
     only = "noop,create_cold,upload_mb_s,pause_resume,fork_1"
     running = begun(service, tmp_path, "--isolation", "container", "--only", only, "--output", "figures.json")
     stdout, stderr = running.communicate(timeout=250)

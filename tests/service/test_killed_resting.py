@@ -51,7 +51,7 @@ async def goes_on(service: RunningService, folder: Path, sandbox: Sandbox, told:
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("rest intended", "at rest", "rest written", "rest recorded", "given back")])
-async def test_while_it_hibernates(step: str) -> None:
+async def test_service_killed_during_a_hibernation_keeps_the_sandbox(step: str) -> None:
     with abandoned("hibernate", step) as (folder, told):
         async with real_service(folder) as service:
             sandbox = await settled(service, told)
@@ -63,7 +63,7 @@ async def test_while_it_hibernates(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["restored", *soaks("restoring", "restoring memory", "recorded as woken")])
-async def test_while_it_wakes(step: str) -> None:
+async def test_service_killed_during_a_wake_keeps_the_sandbox(step: str) -> None:
     with abandoned("wake", step) as (folder, told):
         assert "woken" not in told
         async with real_service(folder) as service:

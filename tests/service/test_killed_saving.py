@@ -36,7 +36,7 @@ def live(service: RunningService) -> set[str]:
 
 
 @pytest.mark.parametrize("step", ["writing", *soaks("written", "intended", "recorded")])
-async def test_while_a_snapshot_is_taken(step: str) -> None:
+async def test_service_killed_during_a_snapshot_leaves_a_complete_one_or_none(step: str) -> None:
     with killed_at("forsaken", "take", step) as (folder, told):
         assert "snapshot" not in told, "nobody was told of it"
         async with real_service(folder) as service:
@@ -56,7 +56,7 @@ async def test_while_a_snapshot_is_taken(step: str) -> None:
 
 
 @pytest.mark.soak
-async def test_while_one_is_tried_and_its_files_are_packed() -> None:
+async def test_service_killed_while_it_verifies_a_snapshot_finishes_it_later() -> None:
     with killed_at("forsaken", "take", "packing") as (folder, told):
         async with real_service(folder) as service:
             sandbox = await lives_on(service, told)
@@ -68,7 +68,7 @@ async def test_while_one_is_tried_and_its_files_are_packed() -> None:
             await until(lambda: live(service) == {sandbox.id})  # the copies were for that alone
 
 
-async def test_while_a_snapshot_is_deleted() -> None:
+async def test_service_killed_during_a_deletion_leaves_no_snapshot() -> None:
     with killed_at("forsaken", "delete", "forgotten") as (folder, told):
         async with real_service(folder) as service:
             await lives_on(service, told)
@@ -76,7 +76,7 @@ async def test_while_a_snapshot_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("step", ["restoring", *soaks("conceived", "one is told of")])
-async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
+async def test_service_killed_during_a_start_from_a_snapshot_keeps_the_snapshot_usable(step: str) -> None:
     with killed_at("forsaken", "create", step) as (folder, told):
         assert "made" not in told
         async with real_service(folder) as service:
@@ -92,7 +92,7 @@ async def test_while_a_sandbox_is_started_from_one(step: str) -> None:
 @pytest.mark.parametrize(
     "step", ["one is told of", *soaks("writing", "written", "conceived", "restoring", "one waits", "all are told of", "image removed")]
 )
-async def test_while_it_is_forked(step: str) -> None:
+async def test_service_killed_during_a_fork_leaves_all_children_or_none(step: str) -> None:
     with killed_at("forsaken", "fork", step) as (folder, told):
         assert "children" not in told or step == "image removed", "that is done behind the answer"
         async with real_service(folder) as service:
@@ -110,7 +110,7 @@ async def test_while_it_is_forked(step: str) -> None:
                 assert (await shell(service.node, child, "hostname")).strip() == child.id
 
 
-async def test_while_one_is_promoted() -> None:
+async def test_promote_interrupted_by_a_kill_can_be_repeated() -> None:
     with killed_at("forsaken", "promote", "one has ended") as (folder, told):
         kept, *others = told["children"]
         async with real_service(folder) as service:

@@ -114,7 +114,7 @@ def service() -> Iterator[LocalService]:
         pytest.param(10 * KILLS, id="200 times", marks=[pytest.mark.soak, pytest.mark.timeout(3500)]),
     ],
 )
-def test_nothing_is_lost(service: LocalService, kills: Sequence[Kill], capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_lose_nothing_when_the_service_is_killed(service: LocalService, kills: Sequence[Kill], capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("SANDLOT_SOAK_SEED", random.SystemRandom().randrange(1 << 32)))
     source, said = random.Random(seed), [f"seed {seed}"]
     service.start()

@@ -124,7 +124,7 @@ async def layer(core_service: RunningService, source: Sandbox, tmp_path_factory:
     return into
 
 
-async def test_whole_layer_restores_what_is_on_top_of_the_image_and_a_cut_one_is_refused(
+async def test_overlay_restores_all_differences_and_a_cut_one_is_refused(
     core_service: RunningService, source: Sandbox, layer: Path, tmp_path: Path
 ) -> None:
     other = await make(core_service, replace(BASE, isolation=source.spec.isolation))

@@ -83,7 +83,7 @@ async def running(node: Node, command: str, sandbox: Sandbox, user: User = User.
         await shell(node, sandbox, "rm -f /tmp/ready")
 
 
-async def test_one_that_runs_gets_a_volume_and_gives_it_back(service: RunningService, state_dir: Path) -> None:
+async def test_volume_is_attached_to_a_running_sandbox_and_detached(service: RunningService, state_dir: Path) -> None:
     id_ = await made(service)
     await made(service, "other")
     sandbox = await make(service)
@@ -150,7 +150,7 @@ async def test_volume_in_use_inside_is_not_detached(service: RunningService, san
     await all_let_go(state_dir)
 
 
-async def test_nothing_inside_writes_to_what_was_taken_away_however_it_was_reached(service: RunningService, sandbox: Sandbox) -> None:
+async def test_detached_volume_cannot_be_written_from_inside(service: RunningService, sandbox: Sandbox) -> None:
     await made(service)
     await attach(service, sandbox)
     # By the hub, past what the guest looks at; and by another name for it.
@@ -192,7 +192,7 @@ async def _root(node: Node, sandbox: Sandbox, text: str) -> str:
     return done.stdout.text()
 
 
-async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service: RunningService, sandbox: Sandbox, state_dir: Path) -> None:
+async def test_files_that_were_only_read_do_not_keep_a_volume_in_use(service: RunningService, sandbox: Sandbox, state_dir: Path) -> None:
     await made(service)
     await attach(service, sandbox)
     deep = "/data/" + "/".join("abcdefghijkl")
@@ -207,7 +207,7 @@ async def test_what_was_only_looked_at_is_not_in_use_however_much_it_was(service
     await all_let_go(state_dir)
 
 
-async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: RunningService) -> None:
+async def test_refused_attach_changes_nothing(service: RunningService) -> None:
     for name in ("data", "other", "third"):
         await made(service, name)
     sandbox = await make(service)
@@ -243,7 +243,7 @@ async def test_what_cannot_be_attached_is_refused_and_changes_nothing(service: R
         await attach(service, sandbox)
 
 
-async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(service: RunningService, sandbox: Sandbox) -> None:
+async def test_attached_volume_survives_pause_and_hibernation(service: RunningService, sandbox: Sandbox) -> None:
     await made(service)
     await made(service, "other")
     await service.internals.manager.pause(OPERATOR, sandbox.id)
@@ -266,7 +266,7 @@ async def test_what_rests_is_resumed_for_it_and_what_sleeps_finds_it_again(servi
     assert rests.value.code is ErrorCode.SANDBOX_PAUSED
 
 
-async def test_forks_and_snapshots_treat_it_like_any_other(service: RunningService) -> None:
+async def test_attached_volume_is_treated_like_others_by_forks_and_snapshots(service: RunningService) -> None:
     await made(service)
     sandbox = await make(service)
     await attach(service, sandbox)
@@ -309,9 +309,7 @@ async def test_forks_and_snapshots_treat_it_like_any_other(service: RunningServi
     assert await shell(service.node, again, "ls -A /data; cat /elsewhere/word") == "2\n"
 
 
-async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_whoever_has_to_know(
-    service: RunningService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unfinished_attach_is_finished_by_the_next_operation(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
     await made(service)
     sandbox = await make(service)
 
@@ -338,7 +336,7 @@ async def test_what_neither_the_guest_nor_the_record_finished_is_finished_by_who
 
 
 @pytest.mark.soak
-async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_once_it_was_hibernated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_of_an_earlier_version_detaches_the_right_volume_after_a_hibernation(monkeypatch: pytest.MonkeyPatch) -> None:
     with place() as folder:
         with monkeypatch.context() as patched:
             patched.setattr(plan, "MAX_VOLUMES", MAX_VOLUMES - 1)  # no folder that is nobody's
@@ -364,7 +362,7 @@ async def test_one_of_an_earlier_version_gives_back_the_volume_that_is_meant_onc
             await all_let_go(folder)
 
 
-async def test_many_at_once_come_one_after_the_other(service: RunningService, sandbox: Sandbox) -> None:
+async def test_concurrent_attaches_are_done_one_after_the_other(service: RunningService, sandbox: Sandbox) -> None:
     names = [f"v{number}" for number in range(9)]
     for name in names:
         await made(service, name)
@@ -389,7 +387,7 @@ def soaks(deed: str, *steps: str) -> list[Any]:
         *soaks("detach", "intended", "asking", "asked", "recorded"),
     ],
 )
-async def test_a_service_that_is_killed_in_the_middle_leaves_it_attached_or_not_and_the_record_says_so(deed: str, step: str) -> None:
+async def test_service_killed_during_an_attach_or_detach_leaves_a_consistent_record(deed: str, step: str) -> None:
     with killed_at("halfmoved", deed, step) as (folder, told):
         assert "done" not in told
         async with real_service(folder) as service:

@@ -131,9 +131,7 @@ async def test_read_only_volume_is_read_only_for_root_too(service: RunningServic
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(
-    service: RunningService, state_dir: Path, base: CreateSandboxParams
-) -> None:
+async def test_links_devices_and_setuid_bits_in_a_volume_lead_nowhere(service: RunningService, state_dir: Path, base: CreateSandboxParams) -> None:
     id_ = await made(service)
     sandbox = await make(service, replace(base, volumes=(DATA,)))
     targets = {"host": state_dir, "root": "/", "up": "../../../../../../etc/machine-id", "image": state_dir / "volumes" / f"{id_}.img"}
@@ -156,7 +154,7 @@ async def test_nothing_planted_in_it_leads_anywhere_or_is_more_than_a_file(
 
 @pytest.mark.slow
 @ISOLATIONS
-async def test_a_sandbox_without_it_sees_nothing_of_it(service: RunningService, base: CreateSandboxParams) -> None:
+async def test_sandbox_without_the_volume_sees_nothing_of_it(service: RunningService, base: CreateSandboxParams) -> None:
     await made(service)
     with_it, without = await make(service, replace(base, volumes=(DATA,))), await make(service, base)
     await shell(service.node, with_it, "echo hidden-word > /data/word")
@@ -186,7 +184,7 @@ async def test_two_sandboxes_of_different_kinds_write_at_once(service: RunningSe
 
 
 @pytest.mark.slow
-async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: RunningService, state_dir: Path) -> None:
+async def test_hibernated_sandbox_has_its_volumes_after_its_wake(service: RunningService, state_dir: Path) -> None:
     id_ = await made(service)
     sandbox = await make(service, WITH)
     await shell(service.node, sandbox, "echo before > /data/word")
@@ -209,7 +207,7 @@ async def test_what_sleeps_finds_its_volumes_when_it_wakes(service: RunningServi
 
 
 @pytest.mark.slow
-async def test_a_snapshot_holds_none_and_what_starts_from_it_has_what_it_asks_for(service: RunningService) -> None:
+async def test_snapshot_contains_no_volume_and_a_create_from_it_gets_the_requested_ones(service: RunningService) -> None:
     await made(service)
     await made(service, "other")
     snapshots, sandbox = service.node.snapshots, await make(service, WITH)

@@ -140,7 +140,7 @@ async def test_copy_serves_only_the_running_executions_of_its_source(tmp_path: P
         assert (await (await source.link.kernels.attach(over.id)).result()).status == "ok"
 
 
-async def test_programs_of_its_own_run_before_anything_is_started(tmp_path: Path) -> None:
+async def test_wake_scripts_run_before_anything_else_is_started(tmp_path: Path) -> None:
     async with house(tmp_path, "base") as here:
         source = await here.open()
         install = (
@@ -173,7 +173,7 @@ async def _first_output(call: CellCall) -> AsyncIterator[Output]:
             return
 
 
-async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> None:
+async def test_suspended_time_counts_for_no_timeout_and_the_clock_is_correct(tmp_path: Path) -> None:
     async with house(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source", KEPT="1")
@@ -202,7 +202,7 @@ async def test_hours_of_sleep_pass_for_nobody_but_the_clock(tmp_path: Path) -> N
         assert ended.reason == "timeout", "and end they do"
 
 
-async def test_a_guest_that_a_killed_service_left_armed_or_at_rest_is_woken_by_the_next(tmp_path: Path) -> None:
+async def test_guest_left_armed_or_quiesced_is_woken_by_the_next_service(tmp_path: Path) -> None:
     async with house(tmp_path, "base") as here:
         inside = await here.open()
         await wake(inside, "sb-one", LIFE="1")

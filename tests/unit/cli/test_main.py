@@ -174,7 +174,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], subtests: py
             assert "Usage" in capsys.readouterr().out
 
 
-def test_an_error_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
+def test_error_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests) -> None:
     for arguments, status in (
         (["nonsense"], 2),
         (["ls", "--nonsense"], 2),

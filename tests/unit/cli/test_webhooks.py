@@ -13,9 +13,7 @@ from tests.unit.sdk.scripted import Reply, Script
 from tests.unit.sdk.test_webhooks import HOOK
 
 
-def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(
-    there: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_disabled_webhook_is_created_with_a_secret_from_a_file(there: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = tmp_path / "secret"
     own.write_text(" of my own \r\n\n")
     there.say(*[Reply(201, {**HOOK, "enabled": False, "secret": " of my own"})] * 2)
@@ -29,7 +27,7 @@ def test_one_is_made_that_waits_and_signs_with_a_secret_that_only_a_file_has(
     assert "of my own" not in told
 
 
-def test_a_secret_that_is_none_is_told_and_nothing_is_asked(
+def test_invalid_secret_file_is_reported_without_a_request(
     there: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
     for command in (["create", "https://example.com/"], ["update", HOOK["id"]]):

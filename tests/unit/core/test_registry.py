@@ -32,7 +32,7 @@ async def ids(at: Bench, principal: Principal, wanted: SandboxFilter, limit: int
         after = Position(page[-1].created_at, page[-1].id)
 
 
-async def test_live_and_ended_ones_are_one_order_of_time(at: Bench, clock: ManualClock) -> None:
+async def test_pages_list_live_and_ended_sandboxes_in_order_of_creation(at: Bench, clock: ManualClock) -> None:
     sandboxes = []
     for number in range(6):
         sandboxes.append(await at.sandboxes.create(ALICE, replace(BASE, metadata={"parity": str(number % 2), "same": "x"})))

@@ -57,7 +57,7 @@ def test_refused_request_is_repeated_after_the_requested_time(service: Script, c
     assert [seen.json() for seen in service.seen] == [{"template": "base"}] * 3
 
 
-def test_nothing_else_is_repeated(service: Script, client: Client, subtests: pytest.Subtests) -> None:
+def test_request_is_not_repeated_without_a_reason(service: Script, client: Client, subtests: pytest.Subtests) -> None:
     for reply in (
         problem(503, "host_not_ready", retryable=False, retry_after=0),
         problem(500, "internal", retry_after=0),
@@ -120,7 +120,7 @@ def test_nobody_there_is_said_with_the_address(tmp_path: Path) -> None:
         client.service.version()
 
 
-def test_a_service_that_starts_anew_is_waited_for(service: Script, client: Client) -> None:
+def test_client_waits_for_a_service_that_restarts(service: Script, client: Client) -> None:
     service.say(Reply(200, {"version": "1"}))
     client.service.version()
     path = service.socket.rename(service.socket.with_suffix(".gone"))
@@ -163,7 +163,7 @@ def test_cut_create_is_repeated_with_the_same_key(service: Script, client: Clien
     assert service.seen[-1].headers["idempotency-key"] == "mine"
 
 
-def test_no_other_call_is_sent_again_after_a_cut(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+def test_interrupted_call_other_than_a_create_is_not_repeated(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     calls: tuple[Callable[[Sandbox], object], ...] = (
         lambda box: box.commands.run("x"),
         lambda box: box.files.write("/x", "y"),

@@ -13,7 +13,7 @@ from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.models.sandboxes import SandboxInfo
 
 
-def test_every_code_comes_back_as_its_class(subtests: pytest.Subtests) -> None:
+def test_each_code_has_its_error_class(subtests: pytest.Subtests) -> None:
     for code in list(ErrorCode):
         with subtests.test(code=code):
             status, _ = CODES[code]
@@ -23,7 +23,7 @@ def test_every_code_comes_back_as_its_class(subtests: pytest.Subtests) -> None:
             assert (error.code, error.message, error.hint, dict(error.fields)) == (code, "what", "do", {"a": 1, "request_id": "r"})
 
 
-def test_a_code_of_a_later_version_is_what_its_status_says_and_keeps_its_words() -> None:
+def test_unknown_code_has_the_class_of_its_status() -> None:
     known = {status for code, (status, _) in CODES.items() if code is not ErrorCode.EXECUTION_FAILED}  # never sent by a service
     for status in range(400, 600):
         error = responses.error_from_problem({"code": "quota_of_the_moon", "detail": "what", "hint": "do", "status": status})

@@ -24,7 +24,7 @@ def test_an_answer_that_says_so_is_repeated_not_before_its_time(header: str | No
 
 
 @given(tries=TRIES, luck=LUCK)
-def test_nothing_else_is_repeated(tries: int, luck: float) -> None:
+def test_request_is_not_repeated_without_a_reason(tries: int, luck: float) -> None:
     assert retries.refused_wait_s(tries, retryable=False, retry_after="1", luck=luck) is None
     assert retries.cut_wait_s(tries, once=False, luck=luck) is None
     assert retries.unreached_wait_s(tries, 0, met=False, luck=luck) is None
@@ -36,7 +36,7 @@ def test_what_takes_too_long_is_shown_instead() -> None:
 
 
 @given(luck=LUCK)
-def test_every_repetition_has_an_end(luck: float) -> None:
+def test_repetitions_are_limited(luck: float) -> None:
     assert retries.refused_wait_s(retries.MAX_TRIES, retryable=True, retry_after="0", luck=luck) is None
     assert retries.cut_wait_s(retries.MAX_TRIES, once=True, luck=luck) is None
     waited_s, tries = 0.0, 1

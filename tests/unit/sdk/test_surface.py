@@ -62,7 +62,7 @@ SERVER_PARTS = {
 }  # fmt: skip
 
 
-def test_classes_have_the_names_of_the_design(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
+def test_classes_have_exactly_the_listed_names(service: Script, sandbox: Sandbox, subtests: pytest.Subtests) -> None:
     assert set(METHODS) == {synchronous for synchronous, _ in PAIRS}
     objects = {"Client": Client(url=service.url), "Sandbox": sandbox, "Files": sandbox.files}
     for name, wanted in METHODS.items():
@@ -82,12 +82,12 @@ def _attributes(name: str) -> set[str]:
     }
 
 
-def test_package_passes_on_every_public_name() -> None:
+def test_package_exports_every_public_name() -> None:
     assert set(sandlot.__all__) == {*sdk.__all__, "__version__"}
     assert all(getattr(sandlot, name) is getattr(sdk, name) for name in sdk.__all__)
 
 
-def test_both_have_the_same_names_with_the_same_parameters(subtests: pytest.Subtests) -> None:
+def test_sync_and_async_classes_have_the_same_names_and_parameters(subtests: pytest.Subtests) -> None:
     for synchronous, asynchronous in PAIRS:
         with subtests.test(synchronous=synchronous, asynchronous=asynchronous):
             one, other = surface(synchronous), surface(asynchronous)
@@ -112,7 +112,7 @@ def test_every_error_is_there_by_name() -> None:
     assert classes <= set(sdk.__all__)
 
 
-def test_a_client_loads_no_server_part(subtests: pytest.Subtests) -> None:
+def test_import_loads_no_part_of_the_server(subtests: pytest.Subtests) -> None:
     for module in ("sandlot", "sandlot.sdk"):
         with subtests.test(module=module):
             listing = f"import sys, {module}; print(*sorted(sys.modules))"

@@ -53,7 +53,7 @@ async def test_directory_of_another_format_is_refused_before_anything_is_opened(
 
 
 @pytest.mark.real_guest
-async def test_another_database_removes_nothing_unless_that_is_meant(folder: Path) -> None:
+async def test_another_database_is_refused_and_nothing_is_removed(folder: Path) -> None:
     below, data = folder / "driver", folder / "data"
     below.mkdir()
     driver = BareDriver(below)

@@ -13,7 +13,7 @@ from tests.support.scripted_app import local_client, scripted_service
 from tests.support.scripted_node import ScriptedNode
 
 
-async def test_no_key_is_needed(scripted: ScriptedNode) -> None:
+async def test_docs_page_needs_no_key(scripted: ScriptedNode) -> None:
     async with local_client(create_app(scripted_service(scripted.services)), headers={}) as http:
         assert (await http.get("/v1/version")).status_code == 401
         for path in ("/openapi.json", "/docs", "/docs/start.js", *(f"/docs/{name}" for name in FILES)):
@@ -23,7 +23,7 @@ async def test_no_key_is_needed(scripted: ScriptedNode) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff", path
 
 
-async def test_the_page_loads_nothing_from_elsewhere_and_says_so_to_the_browser(api: httpx.AsyncClient) -> None:
+async def test_docs_page_loads_nothing_from_other_origins(api: httpx.AsyncClient) -> None:
     page = await api.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)

@@ -35,7 +35,7 @@ async def test_without_a_service_keys_are_in_the_same_store(tmp_path: Path) -> N
     assert (found.owner, found.name, found.operator, found.quota) == (record.id, "a", False, Quota(sandboxes=3))
 
 
-async def test_the_database_is_private_and_holds_no_secret(tmp_path: Path) -> None:
+async def test_database_is_private_and_contains_no_secret(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     _, secret = await with_keys(settings, lambda api_keys: api_keys.create("a"))
     assert files(settings.data_dir) == {"format", "sandlot.db"}

@@ -91,7 +91,7 @@ def test_the_database_is_a_file_of_the_data_directory_unless_it_is_said() -> Non
     assert Settings.load({"SANDLOT_DATABASE_URL": "postgres://h/d"}).database == "postgres://h/d"
 
 
-def test_a_password_of_the_database_is_shown_nowhere(config_file: Path) -> None:
+def test_database_password_is_shown_nowhere(config_file: Path) -> None:
     assert "hush" not in repr(Settings.load({"SANDLOT_DATABASE_URL": "postgresql://u:hush@h/d"}))
     for url in ("mysql://u:hush@h/d", "hush", "/hush.db"):
         with pytest.raises(InvalidRequestError, match="SANDLOT_DATABASE_URL") as refused:

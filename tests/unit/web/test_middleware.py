@@ -136,7 +136,7 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
     assert sent[0]["status"] == 401
 
 
-async def test_an_upload_beyond_its_senders_quota_is_refused_before_it_arrives(scripted: ScriptedNode, folder: Path) -> None:
+async def test_upload_beyond_the_quota_is_refused_before_it_arrives(scripted: ScriptedNode, folder: Path) -> None:
     keys = KnownKeys({"small": Principal(owner=OwnerId("0123456789ab"), name="small", quota=Quota(upload_bytes=1000))})
     tcp = listener.tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{tcp.getsockname()[1]}"

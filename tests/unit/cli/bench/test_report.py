@@ -41,7 +41,7 @@ KEYS = [
 ]
 
 
-def test_the_keys_are_what_programs_read() -> None:
+def test_keys_of_the_report_are_stable() -> None:
     assert list(ROWS) == KEYS
 
 

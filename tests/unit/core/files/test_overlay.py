@@ -59,7 +59,7 @@ def test_folder_is_described_by_names_and_change_times(root: Path) -> None:
         None,
     ],
 )
-def test_everything_but_a_folder_of_the_image_counts_as_missing(root: Path, folder: object) -> None:
+def test_anything_but_a_folder_of_the_image_counts_as_missing(root: Path, folder: object) -> None:
     assert describe_folder(root, folder) == MISSING
 
 

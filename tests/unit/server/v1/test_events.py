@@ -24,7 +24,7 @@ async def lines(response: httpx.Response) -> AsyncIterator[str]:
             yield line
 
 
-async def test_what_happened_is_paged_and_followed_from_where_one_was(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_events_are_paged_and_followed_from_a_number(at: Bench, http: httpx.AsyncClient) -> None:
     sandboxes = [await at.sandbox() for _ in range(2)]
     await at.sandboxes.kill(OPERATOR, sandboxes[0].id)
     page = (await http.get("/v1/events", params={"limit": 2})).json()
@@ -102,7 +102,7 @@ async def test_what_ran_is_paged_newest_first(http: httpx.AsyncClient, url: str)
     problem(await http.get("/v1/executions", params={"cursor": "x"}), 400, "invalid_request")
 
 
-async def test_metrics_are_for_operators_and_name_nobody(at: Bench, http: httpx.AsyncClient, url: str) -> None:
+async def test_metrics_are_for_operators_and_contain_no_name_of_a_client(at: Bench, http: httpx.AsyncClient, url: str) -> None:
     await http.get(f"{url}/files", params={"path": "/secret-path"})
     await http.get("/v1/nothing/secret-route")
     await http.get("/agentsandbox/v1/files")
@@ -129,7 +129,7 @@ async def test_metrics_are_for_operators_and_name_nobody(at: Bench, http: httpx.
         assert (await tcp.get("/metrics", headers={"X-API-Key": operator})).status_code == 200
 
 
-async def test_every_line_within_a_request_carries_its_id_and_no_line_a_secret(http: httpx.AsyncClient, url: str) -> None:
+async def test_log_lines_of_a_request_have_its_id_and_no_secret(http: httpx.AsyncClient, url: str) -> None:
     secret = "hunter2-in-the-clear"  # noqa: S105 - what is looked for
     ids = [f"req-{number}" for number in range(10)]
     calls = [
@@ -155,7 +155,7 @@ async def test_every_line_within_a_request_carries_its_id_and_no_line_a_secret(h
     assert any(entry.get("code") == "template_not_found" for entry in entries)
 
 
-async def test_the_api_tells_and_follows_it_and_also_of_one_that_has_ended(http: httpx.AsyncClient, at: Bench) -> None:
+async def test_log_is_read_and_followed_past_the_end_of_the_sandbox(http: httpx.AsyncClient, at: Bench) -> None:
     sandbox = await at.sandbox()
 
     async def run(command: str) -> None:

@@ -108,7 +108,7 @@ async def test_a_body_needs_a_name_that_goes_nowhere(http: httpx.AsyncClient) ->
         problem(await http.post("/v1/files", params=query, content=b"x"), 400, "invalid_request")
 
 
-async def test_more_than_the_server_takes_is_refused_to_the_byte(folder: Path) -> None:
+async def test_file_over_the_upload_limit_is_refused_to_the_byte(folder: Path) -> None:
     async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
         for size, status in ((MIB, 201), (MIB + 1, 413)):
             assert (await http.post("/v1/files", params={"filename": "x"}, content=b"x" * size)).status_code == status
@@ -149,7 +149,7 @@ async def test_into_a_sandbox_and_out_of_it_and_at_its_making(http: httpx.AsyncC
         ("a\r\nX: y", "attachment; filename=\"a__X: y\"; filename*=UTF-8''a%0D%0AX%3A%20y"),
     ],
 )
-def test_no_name_gets_out_of_its_header(filename: str, header: str) -> None:
+def test_filename_cannot_break_the_header(filename: str, header: str) -> None:
     assert disposition(filename) == header
 
 

@@ -21,7 +21,7 @@ async def made(http: httpx.AsyncClient, name: str, **more: object) -> dict[str, 
     return found
 
 
-async def test_a_key_is_made_listed_and_revoked(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_key_is_created_listed_and_revoked(at: Bench, http: httpx.AsyncClient) -> None:
     first, second = await made(http, "first"), await made(http, "second", operator=True, quota={"cpus": 4, "sandboxes": None})
     assert first["quota"] == asdict(Quota())
     assert second["quota"] == asdict(Quota(cpus=4.0, sandboxes=None))
@@ -136,7 +136,7 @@ async def test_invalid_cursor_is_refused(http: httpx.AsyncClient) -> None:
     assert (answer.status_code, answer.json()["fields"]) == (400, {"field": "cursor"})
 
 
-async def test_only_operators_have_a_say(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_keys_are_managed_by_operators_only(at: Bench, http: httpx.AsyncClient) -> None:
     plain, operator = await made(http, "plain"), await made(http, "boss", operator=True)
     async with tcp_client(at.service, str(plain["key"])) as client:
         for answer in (
@@ -165,7 +165,7 @@ async def test_network_mode_of_a_key_limits_its_sandboxes(at: Bench, http: httpx
     assert [record.quota.network for record in await at.service.api_keys.list()] == ["none"]
 
 
-async def test_who_asks_is_told_what_they_may_take_and_what_is_taken(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_key_reads_its_quota_and_usage(at: Bench, http: httpx.AsyncClient) -> None:
     me = (await http.get("/v1/keys/current")).json()
     assert (me["id"], me["operator"], me["quota"]) == (LOCAL, True, asdict(UNBOUNDED))
     quota = {"sandboxes": 2, "cpus": 0.75, "lifetime_s": 600, "executions_per_month": 2}

@@ -47,7 +47,7 @@ async def happened(http: httpx.AsyncClient, url: str) -> list[str]:
     return [event["type"] for event in (await http.get("/v1/events", params={"sandbox": url.rpartition("/")[2]})).json()["events"]]
 
 
-async def test_a_paused_sandbox_is_resumed_by_the_next_request(http: httpx.AsyncClient) -> None:
+async def test_paused_sandbox_is_resumed_by_the_next_request(http: httpx.AsyncClient) -> None:
     url = await made(http, timeout=600)
     ticking = {"command": "echo > /workspace/ticks; while sleep 0.05; do echo >> /workspace/ticks; done", "background": True}
     assert (await http.post(f"{url}/processes", json=ticking)).status_code == 201
@@ -66,7 +66,7 @@ async def test_a_paused_sandbox_is_resumed_by_the_next_request(http: httpx.Async
     assert await happened(http, url) == ["sandbox.created", "sandbox.paused", "sandbox.resumed"]
 
 
-async def test_looking_at_one_that_rests_and_changing_it_resumes_nothing(http: httpx.AsyncClient) -> None:
+async def test_reading_or_changing_a_suspended_sandbox_does_not_resume_it(http: httpx.AsyncClient) -> None:
     url = await made(http, timeout=600)
     assert (await http.post(f"{url}/pause")).status_code == 200
     assert [box["state"] for box in (await http.get("/v1/sandboxes?state=paused")).json()["sandboxes"]] == ["paused"]
@@ -88,7 +88,7 @@ async def test_looking_at_one_that_rests_and_changing_it_resumes_nothing(http: h
     assert (await happened(http, url))[-1] == "sandbox.ended"
 
 
-async def test_limits_of_one_that_rests_are_changed_once_it_runs(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_change_of_limits_resumes_a_suspended_sandbox(at: Bench, http: httpx.AsyncClient) -> None:
     url = await made(http)
     assert (await http.post(f"{url}/pause")).status_code == 200
     changed = (await http.patch(url, json={"limits": {"cpus": 0.5}, "metadata": {"a": "b"}})).json()
@@ -96,7 +96,7 @@ async def test_limits_of_one_that_rests_are_changed_once_it_runs(at: Bench, http
     assert len(at.driver.booted[0].changes) == 1
 
 
-async def test_one_that_is_not_to_be_resumed_by_itself_says_what_to_do(http: httpx.AsyncClient) -> None:
+async def test_sandbox_without_auto_resume_refuses_requests_with_a_hint(http: httpx.AsyncClient) -> None:
     url = await made(http, auto_resume=False)
     assert (await http.get(url)).json()["auto_resume"] is False
     assert (await http.post(f"{url}/pause")).status_code == 200
@@ -118,7 +118,7 @@ async def test_one_that_is_not_to_be_resumed_by_itself_says_what_to_do(http: htt
     assert await said(http, url, "echo here") == "here\n"
 
 
-async def test_a_timeout_pauses_where_that_was_asked_for(folder: Path) -> None:
+async def test_timeout_pauses_a_sandbox_on_request(folder: Path) -> None:
     clock = ManualClock()
     async with bench(folder, clock=clock) as at, client(at.service) as http:
         url = await made(http, timeout=100, on_timeout="pause")
@@ -134,7 +134,7 @@ async def test_a_timeout_pauses_where_that_was_asked_for(folder: Path) -> None:
         assert await happened(http, url) == ["sandbox.created", "sandbox.paused", "sandbox.resumed"]
 
 
-async def test_one_that_rests_too_long_is_removed(folder: Path) -> None:
+async def test_sandbox_that_is_suspended_too_long_is_removed(folder: Path) -> None:
     clock = ManualClock()
     async with bench(folder, clock=clock) as at, client(at.service) as http:
         url = await made(http, timeout=100)
@@ -166,7 +166,7 @@ async def test_one_that_has_ended_and_one_that_there_is_not_do_nothing(http: htt
         )
 
 
-async def test_what_an_isolation_cannot_is_refused_with_its_reason(http: httpx.AsyncClient) -> None:
+async def test_operation_that_an_isolation_does_not_support_is_refused_with_the_reason(http: httpx.AsyncClient) -> None:
     url = await made(http)
     for verb, body in (("hibernate", None), ("snapshots", {"kind": "memory"}), ("forks", {})):
         told = problem(await http.post(f"{url}/{verb}", json=body), 501, "unsupported")

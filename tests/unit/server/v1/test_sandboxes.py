@@ -264,7 +264,7 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
     assert at.sandboxes.held == 1
 
 
-async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_reserved_metadata_cannot_be_set_changed_or_removed(at: Bench, http: httpx.AsyncClient) -> None:
     forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.purpose": "oneshot"}})
     assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.purpose"}
     sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.purpose": "session", "k": "v"}))
@@ -278,7 +278,7 @@ async def test_words_of_the_service_own_are_not_for_clients(at: Bench, http: htt
 
 
 @pytest.mark.real_guest
-async def test_what_listens_inside_is_told(http: httpx.AsyncClient, url: str) -> None:
+async def test_listening_ports_are_listed_without_the_service_port(http: httpx.AsyncClient, url: str) -> None:
     assert (await http.get(f"{url}/ports")).json() == {"ports": []}, "what the service itself needs inside is not told"
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 8000)); print(flush=True); time.sleep(60)"
     async with http.stream("POST", f"{url}/processes", json={"argv": ["python3", "-c", listen]}, headers={"Accept": "text/event-stream"}) as ran:

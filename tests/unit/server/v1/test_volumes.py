@@ -57,7 +57,7 @@ async def test_what_is_no_volume_is_refused(http: httpx.AsyncClient, body: dict[
     assert (await http.get("/v1/volumes")).json() == {"volumes": []}
 
 
-async def test_somebody_elses_volume_is_not_there(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_volume_of_another_owner_is_not_found(at: Bench, http: httpx.AsyncClient) -> None:
     keys = [(await http.post("/v1/keys", json={"name": name})).json()["key"] for name in ("alice", "bob")]
     async with tcp_client(at.service, keys[0]) as alice, tcp_client(at.service, keys[1]) as bob:
         hers = await made(alice, "data")
@@ -76,7 +76,7 @@ async def test_somebody_elses_volume_is_not_there(at: Bench, http: httpx.AsyncCl
 
 
 @pytest.mark.parametrize("quota, used", [({"volumes": 1}, 1), ({"volume_bytes": 2 * SIZE - 1}, SIZE)])
-async def test_quotas_of_volumes(at: Bench, http: httpx.AsyncClient, quota: dict[str, int], used: int) -> None:
+async def test_quotas_limit_number_and_size_of_volumes(at: Bench, http: httpx.AsyncClient, quota: dict[str, int], used: int) -> None:
     key = (await http.post("/v1/keys", json={"name": "alice", "quota": quota})).json()
     assert {name: key["quota"][name] for name in quota} == quota
     async with tcp_client(at.service, key["key"]) as client:
@@ -112,14 +112,14 @@ async def test_places_where_no_volume_can_be(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/sandboxes")).json()["sandboxes"] == []
 
 
-async def test_a_volume_that_is_not_there_is_said_before_anything_is_made(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_unknown_volume_is_refused_before_anything_is_created(at: Bench, http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/sandboxes", json={"template": "base", "volumes": [{"volume": "no", "path": "/a"}]})
     assert (answer.status_code, answer.json()["code"]) == (404, "volume_not_found")
     assert at.driver.leftovers() == []
 
 
 @pytest.mark.real_guest
-async def test_a_sandbox_has_its_volumes_and_tells_of_them(http: httpx.AsyncClient) -> None:
+async def test_sandbox_reports_its_volumes_and_an_attached_volume_is_not_deleted(http: httpx.AsyncClient) -> None:
     first, second = await made(http, "data"), await made(http, "sets")
     asked = [{"volume": "data", "path": "/data"}, {"volume": second["id"], "path": "/srv/sets", "read_only": True}]
     new = {"template": "base", "limits": {"pids": 32768}, "volumes": asked}
