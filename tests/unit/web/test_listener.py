@@ -108,7 +108,9 @@ async def test_a_head_without_end_is_refused(served: RunningService, local: http
             assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_a_head_that_does_not_come_is_not_waited_for(served: RunningService, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient) -> None:
+async def test_connection_without_a_complete_head_is_closed(
+    served: RunningService, monkeypatch: pytest.MonkeyPatch, local: httpx.AsyncClient
+) -> None:
     monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
     for begun in (b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nhost: x\r\n"):
         reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
@@ -264,7 +266,7 @@ async def small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         made.end()
 
 
-async def test_thousands_of_idle_connections_shut_nobody_out(small: SmallService) -> None:
+async def test_thousands_of_idle_connections_affect_no_other_client(small: SmallService) -> None:
     in_use, _ = await small.busy("a", "127.0.1.1")
     for number in range(2500):
         await small.open(f"127.0.{1 + number % 5}.{1 + number % 7}")
