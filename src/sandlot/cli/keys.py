@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 keys = typer.Typer(help="Create, list, change and revoke API keys.", no_args_is_help=True)
 
-_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "snapshot_bytes", "volume_bytes"
+_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "stored_execution_bytes", "stored_file_bytes", "snapshot_bytes", "volume_bytes"
 
 
 def parse_quota_size(text: str) -> int:
@@ -56,6 +56,20 @@ MaxDisk = Annotated[
 ]
 MaxUpload = Annotated[int | None, typer.Option("--max-upload", metavar="SIZE", help="Size of an uploaded file.", parser=parse_quota_size)]
 MaxExecutions = Annotated[int | None, typer.Option("--max-executions", metavar="N", min=-1, help="Code and command runs per calendar month (UTC).")]
+MaxStoredExecutions = Annotated[
+    int | None, typer.Option("--max-stored-executions", metavar="N", min=-1, help="Entries of the execution log; older entries are removed.")
+]
+MaxStoredExecutionSize = Annotated[
+    int | None,
+    typer.Option(
+        "--max-stored-execution-size", metavar="SIZE", help="Size of these entries together; older entries are removed.", parser=parse_quota_size
+    ),
+]
+MaxStoredFiles = Annotated[int | None, typer.Option("--max-stored-files", metavar="N", min=-1, help="Number of files in the file store.")]
+MaxStoredFileSize = Annotated[
+    int | None, typer.Option("--max-stored-file-size", metavar="SIZE", help="Size of these files together.", parser=parse_quota_size)
+]
+MaxHibernated = Annotated[int | None, typer.Option("--max-hibernated", metavar="N", min=-1, help="Number of hibernated sandboxes.")]
 MaxSnapshots = Annotated[int | None, typer.Option("--max-snapshots", metavar="N", min=-1, help="Number of snapshots.")]
 MaxSnapshotSize = Annotated[
     int | None, typer.Option("--max-snapshot-size", metavar="SIZE", help="Disk space of all snapshots together.", parser=parse_quota_size)
@@ -85,6 +99,11 @@ def create(  # noqa: PLR0913 - each is an option
     max_disk: MaxDisk = None,
     max_upload: MaxUpload = None,
     max_executions: MaxExecutions = None,
+    max_stored_executions: MaxStoredExecutions = None,
+    max_stored_execution_size: MaxStoredExecutionSize = None,
+    max_stored_files: MaxStoredFiles = None,
+    max_stored_file_size: MaxStoredFileSize = None,
+    max_hibernated: MaxHibernated = None,
     max_snapshots: MaxSnapshots = None,
     max_snapshot_size: MaxSnapshotSize = None,
     max_volumes: MaxVolumes = None,
@@ -96,7 +115,7 @@ def create(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Create an API key and print it once, alone on the last line (`--operator`, quota options, `--expires WHEN`, `--e2b`).
 
-    Default quota: 50 live sandboxes and 4 pools; no limit for an operator.
+    docs/how-to/keys-and-quotas.md lists the default quota. An operator has no limit.
     """
     from sandlot.model.access import UNBOUNDED, KeyFormat
     from sandlot.sdk import Quota
@@ -110,6 +129,11 @@ def create(  # noqa: PLR0913 - each is an option
         disk_bytes=max_disk,
         upload_bytes=max_upload,
         executions_per_month=max_executions,
+        stored_executions=max_stored_executions,
+        stored_execution_bytes=max_stored_execution_size,
+        stored_files=max_stored_files,
+        stored_file_bytes=max_stored_file_size,
+        hibernated_sandboxes=max_hibernated,
         snapshots=max_snapshots,
         snapshot_bytes=max_snapshot_size,
         volumes=max_volumes,
@@ -146,6 +170,11 @@ def update(  # noqa: PLR0913 - each is an option
     max_disk: MaxDisk = None,
     max_upload: MaxUpload = None,
     max_executions: MaxExecutions = None,
+    max_stored_executions: MaxStoredExecutions = None,
+    max_stored_execution_size: MaxStoredExecutionSize = None,
+    max_stored_files: MaxStoredFiles = None,
+    max_stored_file_size: MaxStoredFileSize = None,
+    max_hibernated: MaxHibernated = None,
     max_snapshots: MaxSnapshots = None,
     max_snapshot_size: MaxSnapshotSize = None,
     max_volumes: MaxVolumes = None,
@@ -170,6 +199,11 @@ def update(  # noqa: PLR0913 - each is an option
             disk_bytes=max_disk,
             upload_bytes=max_upload,
             executions_per_month=max_executions,
+            stored_executions=max_stored_executions,
+            stored_execution_bytes=max_stored_execution_size,
+            stored_files=max_stored_files,
+            stored_file_bytes=max_stored_file_size,
+            hibernated_sandboxes=max_hibernated,
             snapshots=max_snapshots,
             snapshot_bytes=max_snapshot_size,
             volumes=max_volumes,

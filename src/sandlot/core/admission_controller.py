@@ -9,7 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,6 +115,8 @@ class AdmissionController:
         self._clock = clock
         self._new_id = new_id
         self._is_closed = False
+        self._hibernating: set[SandboxId] = set()
+        """Running or paused sandboxes whose hibernation has been admitted."""
 
     def close(self) -> None:
         """Refuse create requests from now on, because the service is about to stop."""
@@ -259,6 +262,23 @@ class AdmissionController:
         self._reservations.check_available(takes, reading, ignoring={replacing})
         replacing.release()
         return self._reservations.record(Purpose.SANDBOX, takes, owner=sandbox.owner, limits=limits)
+
+    @contextmanager
+    def admit_hibernation(self, sandbox: Sandbox) -> Iterator[None]:
+        """Count a sandbox as hibernated while the body of the ``with`` block hibernates it.
+
+        Raises:
+            LimitError: The owner has too many hibernated sandboxes; code ``quota_exceeded``.
+        """
+        hibernated = {
+            each.id for each in self._registry.live() if each.owner == sandbox.owner and (each.is_hibernated or each.id in self._hibernating)
+        }
+        quotas.check_count(self._api_keys.quota_of(sandbox.owner), "hibernated_sandboxes", len(hibernated))
+        self._hibernating.add(sandbox.id)
+        try:
+            yield
+        finally:
+            self._hibernating.discard(sandbox.id)
 
     def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: LimitsChange) -> None:
         """Refuse an update that the caller's quota does not allow.

@@ -14,7 +14,8 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import KeyFormat, KeyUsage, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.records import KeyChange, KeyRecord
-from sandlot.model.repositories import Position, Store
+from sandlot.model.repositories import Position, Store, Stored
+from sandlot.model.states import State
 from sandlot.model.streams import Page
 
 
@@ -97,15 +98,23 @@ class KeyService:
     async def usage(self, principal: Principal) -> KeyUsage:
         """Return the part of the principal's own quota that is in use."""
         owner = principal.owner
-        live = taken([sandbox.spec.limits for sandbox in self._registry.list(principal) if sandbox.owner == owner])
+        own = [sandbox for sandbox in self._registry.list(principal) if sandbox.owner == owner]
+        live = taken([sandbox.spec.limits for sandbox in own if sandbox.state is not State.HIBERNATED])
         snapshots, snapshot_bytes = await self._store.snapshots.totals(owner)
         volumes, volume_bytes = await self._store.volumes.totals(owner)
+        files, file_bytes = await self._store.files.totals(owner)
+        executions = (await self._store.executions.totals(owner=owner)).get(owner, Stored(0, 0))
         return KeyUsage(
             sandboxes=live.sandboxes,
             cpus=live.cpus,
             memory_bytes=live.memory_bytes,
             disk_bytes=live.disk_bytes,
             executions_per_month=self._execution_counter.used(owner),
+            stored_executions=executions.rows,
+            stored_execution_bytes=executions.bytes,
+            stored_files=files,
+            stored_file_bytes=file_bytes,
+            hibernated_sandboxes=self._registry.count_hibernated(owner),
             snapshots=snapshots,
             snapshot_bytes=snapshot_bytes,
             volumes=volumes,

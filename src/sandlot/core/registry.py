@@ -109,6 +109,10 @@ class SandboxRegistry:
         """Return the sandboxes that hold resources of the host, including hibernated sandboxes."""
         return list(self._live.values())
 
+    def count_hibernated(self, owner: OwnerId) -> int:
+        """Return the number of an owner's sandboxes that are hibernated, or are being hibernated or woken."""
+        return sum(1 for sandbox in self._live.values() if sandbox.owner == owner and sandbox.is_hibernated)
+
     def live_states(self) -> Sequence[State]:
         """Return the state of every sandbox that has not ended."""
         states = [sandbox.state for sandbox in self._present() if not sandbox.ended.is_set()]

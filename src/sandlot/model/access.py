@@ -34,6 +34,11 @@ class Quota:
         disk_bytes: Largest sum of the disk limits of all live sandboxes, in bytes.
         upload_bytes: Largest size of an uploaded file, in bytes.
         executions_per_month: Largest number of executions of code and commands that begin in one calendar month (UTC).
+        stored_executions: Largest number of entries of the execution log that are kept. Beyond it, the oldest entries of the key are removed.
+        stored_execution_bytes: Largest size of these entries together, in bytes. Beyond it, the oldest entries of the key are removed.
+        stored_files: Largest number of files in the file store.
+        stored_file_bytes: Largest size of all files in the file store together, in bytes.
+        hibernated_sandboxes: Largest number of hibernated sandboxes.
         snapshots: Largest number of snapshots, unfinished snapshots included.
         snapshot_bytes: Largest disk space of all snapshots together, in bytes.
         volumes: Largest number of volumes.
@@ -51,6 +56,11 @@ class Quota:
     disk_bytes: int | None = None
     upload_bytes: int | None = None
     executions_per_month: int | None = None
+    stored_executions: int | None = 10_000
+    stored_execution_bytes: int | None = 256 * 1024**2
+    stored_files: int | None = 10_000
+    stored_file_bytes: int | None = 10 * 1024**3
+    hibernated_sandboxes: int | None = 100
     snapshots: int | None = None
     snapshot_bytes: int | None = None
     volumes: int | None = None
@@ -69,7 +79,15 @@ class KeyFormat(StrEnum):
     """``e2b_`` and 64 hexadecimal digits, the only form that old clients of E2B accept."""
 
 
-UNBOUNDED: Final = Quota(sandboxes=None, pools=None)
+UNBOUNDED: Final = Quota(
+    sandboxes=None,
+    stored_executions=None,
+    stored_execution_bytes=None,
+    stored_files=None,
+    stored_file_bytes=None,
+    hibernated_sandboxes=None,
+    pools=None,
+)
 """Quota of operators: only the limits of the node apply."""
 
 
@@ -110,6 +128,11 @@ class KeyUsage:
         memory_bytes: Sum of the memory limits of the live sandboxes.
         disk_bytes: Sum of the disk limits of the live sandboxes.
         executions_per_month: Executions that began in the current calendar month (UTC).
+        stored_executions: Number of entries of the execution log.
+        stored_execution_bytes: Size of these entries together.
+        stored_files: Number of files in the file store.
+        stored_file_bytes: Size of these files together.
+        hibernated_sandboxes: Number of hibernated sandboxes.
         snapshots: Number of snapshots, unfinished snapshots included.
         snapshot_bytes: Disk space of all snapshots together.
         volumes: Number of volumes.
@@ -122,6 +145,11 @@ class KeyUsage:
     memory_bytes: int
     disk_bytes: int
     executions_per_month: int
+    stored_executions: int
+    stored_execution_bytes: int
+    stored_files: int
+    stored_file_bytes: int
+    hibernated_sandboxes: int
     snapshots: int
     snapshot_bytes: int
     volumes: int

@@ -214,6 +214,10 @@ class FileRecord:
     sandbox: SandboxId | None = None
 
 
+ENTRY_BYTES: Final = 512
+"""Bytes of an entry of the execution log without its texts, index entries included."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionRecord:
     """An execution of code or of a command in the execution log.
@@ -265,6 +269,12 @@ class ExecutionRecord:
     def fault(self) -> Fault | None:
         """Fault class of the end of the execution; None while it runs and if it has not failed."""
         return run_fault(self.status, self.exit_code)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size that counts against the quota ``stored_execution_bytes``: ``ENTRY_BYTES`` and all texts in UTF-8."""
+        texts = (self.code, *(self.argv or ()), self.stdout, self.stderr, self.error)
+        return ENTRY_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)

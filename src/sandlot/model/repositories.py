@@ -49,6 +49,19 @@ class Position:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Amount of an owner's records of one kind.
+
+    Args:
+        rows: Number of the records.
+        bytes: Size of the records together.
+    """
+
+    rows: int
+    bytes: int
+
+
 class SandboxRepository(Protocol):
     """Stored records of sandboxes, live and ended."""
 
@@ -103,6 +116,14 @@ class SandboxRepository(Protocol):
 
     async def delete_ended(self, before: datetime) -> int:
         """Delete the records of the sandboxes that ended before a time, and return the number of deleted records."""
+        ...
+
+    async def count_ended(self) -> Mapping[OwnerId, int]:
+        """For each owner that has ended sandboxes, return their number."""
+        ...
+
+    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete the sandboxes of an owner that ended first until ``keep`` ended sandboxes are left. Return the number of deleted records."""
         ...
 
 
@@ -239,6 +260,10 @@ class FileRepository(Protocol):
         """
         ...
 
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's files and the sum of their sizes in bytes."""
+        ...
+
     async def remove(self, file: FileId) -> bool:
         """Delete the record of a file. Return whether the record existed."""
         ...
@@ -278,8 +303,12 @@ class ExecutionRepository(Protocol):
         """Delete the records that were created before a time, and return their number."""
         ...
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete the oldest records until ``keep`` records are left, and return the number of deleted records."""
+    async def totals(self, *, owner: OwnerId | None = None) -> Mapping[OwnerId, Stored]:
+        """For each owner that has records, return their number and the sum of their ``size_bytes``. If ``owner`` is not None, only for this owner."""
+        ...
+
+    async def trim(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the oldest records of an owner until at most ``keep.rows`` records with ``keep.bytes`` bytes are left, and return their number."""
         ...
 
     async def monthly_counts(self, month: str) -> Mapping[OwnerId, int]:
@@ -325,8 +354,12 @@ class EventRepository(Protocol):
         """Delete the events that occurred before a time, and return their number. Their sequence numbers are never assigned again."""
         ...
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete the oldest events until ``keep`` events are left, and return the number of deleted events."""
+    async def counts(self) -> Mapping[OwnerId, int]:
+        """For each owner that has events, return their number."""
+        ...
+
+    async def trim(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete the oldest events of an owner until ``keep`` events are left, and return the number of deleted events."""
         ...
 
 

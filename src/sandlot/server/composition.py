@@ -201,14 +201,14 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         await api_keys.refresh()
         counter = MonthlyExecutionCounter(store.executions, clock, api_keys.quota_of)
         await counter.refresh()
-        execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics), EventFeed(store.events)
+        retention = Retention(store, settings.retention, api_keys.quota_of, clock, metrics)
+        execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics, retention), EventFeed(store.events)
         recorder = SandboxRecorder(store, node_id, clock, events, metrics)
         buffers = BufferBudget(settings.buffer_bytes)
         registry = SandboxRegistry(recorder, buffers, clock)
         metrics.count_sandboxes(registry.live_states)
-        file_store = FileStore(store.files, blobs, registry, clock, max_bytes=settings.upload_max_bytes, check_room=reservations.check_disk_pressure)
+        file_store = FileStore(store.files, blobs, registry, clock, reservations, max_bytes=settings.upload_max_bytes)
         await file_store.open()
-        retention = Retention(store, settings.retention, clock, metrics)
         await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention))
 
         # Resources of the node

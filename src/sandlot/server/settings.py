@@ -203,9 +203,11 @@ class Settings:
         upload_max_bytes: Largest size of an uploaded file, 1 MiB to 1 TiB.
         executions_keep_s: Seconds for which entries of the execution log are kept, at least 60.
         executions_keep: Largest number of these entries, 100 to 10,000,000.
+        executions_max_bytes: Largest size of these entries together, 16 MiB to 1 TiB.
         events_keep_s: Seconds for which events are kept, at least 60.
         events_keep: Largest number of events, 100 to 10,000,000.
         sandboxes_keep_s: Seconds for which the records of ended sandboxes are kept, at least 60.
+        sandboxes_keep: Largest number of these records, 100 to 10,000,000.
         suspended_keep_s: Seconds after which a paused or hibernated sandbox is ended, at least 60.
         packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
@@ -238,9 +240,11 @@ class Settings:
     upload_max_bytes: Annotated[int, _size(MIB, 1024 * GIB)] = 100 * MIB
     executions_keep_s: _Kept = 7 * DAY_S
     executions_keep: _KeptRows = 50_000
+    executions_max_bytes: Annotated[int, _size(16 * MIB, 1024 * GIB)] = 256 * MIB
     events_keep_s: _Kept = 7 * DAY_S
     events_keep: _KeptRows = 100_000
     sandboxes_keep_s: _Kept = 7 * DAY_S
+    sandboxes_keep: _KeptRows = 10_000
     suspended_keep_s: _Kept = 7 * DAY_S
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
@@ -298,9 +302,11 @@ class Settings:
         return Keep(
             executions_s=self.executions_keep_s,
             executions=self.executions_keep,
+            executions_bytes=self.executions_max_bytes,
             events_s=self.events_keep_s,
             events=self.events_keep,
             sandboxes_s=self.sandboxes_keep_s,
+            sandboxes=self.sandboxes_keep,
         )
 
     @classmethod

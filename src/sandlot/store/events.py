@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 from sqlalchemy import insert as plain_insert
 
 from sandlot.model.access import OwnerId
@@ -58,12 +58,18 @@ class SqlEventRepository:
         old = select(events.c.sequence).where(events.c.at < before).limit(BATCH)
         return await self._database.apply_until_done(delete(events).where(events.c.sequence.in_(old)))
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete the oldest events until at most ``keep`` are left. Return the number of deleted events."""
-        newest_old = await self._database.rows(select(events.c.sequence).order_by(events.c.sequence.desc()).offset(keep).limit(1))
+    async def counts(self) -> Mapping[OwnerId, int]:
+        """For each owner that has events, return their number."""
+        query = select(events.c.owner, func.count().label("number")).group_by(events.c.owner)
+        return {OwnerId(row.owner): int(row.number) for row in await self._database.rows(query)}
+
+    async def trim(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete the oldest events of an owner until at most ``keep`` are left. Return the number of deleted events."""
+        own = select(events.c.sequence).where(events.c.owner == owner)
+        newest_old = await self._database.rows(own.order_by(events.c.sequence.desc()).offset(keep).limit(1))
         if not newest_old:
             return 0
-        old = select(events.c.sequence).where(events.c.sequence <= newest_old[0].sequence).limit(BATCH)
+        old = own.where(events.c.sequence <= newest_old[0].sequence).limit(BATCH)
         return await self._database.apply_until_done(delete(events).where(events.c.sequence.in_(old)))
 
 

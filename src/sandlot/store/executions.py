@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, or_, select
+from sqlalchemy import Connection, Row, delete, func, or_, select
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionId, ExecutionRecord
-from sandlot.model.repositories import Position
+from sandlot.model.repositories import Position, Stored
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH
 from sandlot.store.schema import RUNNING, execution_counts, executions
 from sandlot.store.statements import filter_by, insert, is_before, upsert
 
-_COLUMNS = tuple(column.name for column in executions.columns if column.name != "argv")
+_COLUMNS = tuple(column.name for column in executions.columns if column.name not in {"argv", "size_bytes"})
 
 
 class SqlExecutionRepository:
@@ -68,14 +68,32 @@ class SqlExecutionRepository:
         rows = await self._database.rows(query.order_by(executions.c.created_at.desc(), executions.c.id.desc()).limit(limit))
         return [_record(row) for row in rows]
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete the oldest records until at most ``keep`` are left. Return the number of deleted records."""
-        newest_first = select(executions.c.created_at, executions.c.id).order_by(executions.c.created_at.desc(), executions.c.id.desc())
-        newest_old = await self._database.rows(newest_first.offset(keep).limit(1))
+    async def totals(self, *, owner: OwnerId | None = None) -> Mapping[OwnerId, Stored]:
+        """For each owner, return the number of records and the sum of their sizes in bytes. If ``owner`` is not None, only for this owner."""
+        size = func.sum(executions.c.size_bytes).label("size")
+        query = filter_by(select(executions.c.owner, func.count().label("number"), size), executions, owner=owner).group_by(executions.c.owner)
+        return {OwnerId(row.owner): Stored(int(row.number), int(row.size)) for row in await self._database.rows(query)}
+
+    async def trim(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the oldest records of an owner until at most ``keep.rows`` records with ``keep.bytes`` bytes are left. Return their number."""
+        newest_first = executions.c.created_at.desc(), executions.c.id.desc()
+        running = select(
+            executions.c.created_at,
+            executions.c.id,
+            func.row_number().over(order_by=newest_first).label("rows"),
+            func.sum(executions.c.size_bytes).over(order_by=newest_first, rows=(None, 0)).label("size"),
+        ).where(executions.c.owner == owner)
+        each = running.subquery()
+        beyond = select(each).where(or_(each.c.rows > keep.rows, each.c.size > keep.bytes)).order_by(each.c.rows).limit(1)
+        newest_old = await self._database.rows(beyond)
         if not newest_old:
             return 0
         position = Position(newest_old[0].created_at, newest_old[0].id)
-        old = select(executions.c.id).where(or_(is_before(executions, position), executions.c.id == position.id)).limit(BATCH)
+        old = (
+            select(executions.c.id)
+            .where(executions.c.owner == owner, or_(is_before(executions, position), executions.c.id == position.id))
+            .limit(BATCH)
+        )
         return await self._database.apply_until_done(delete(executions).where(executions.c.id.in_(old)))
 
     async def delete_before(self, before: datetime) -> int:
@@ -109,7 +127,8 @@ class SqlExecutionRepository:
 
 
 def _row(record: ExecutionRecord) -> dict[str, Any]:
-    return {"argv": None if record.argv is None else list(record.argv), **{name: getattr(record, name) for name in _COLUMNS}}
+    argv = None if record.argv is None else list(record.argv)
+    return {"argv": argv, "size_bytes": record.size_bytes, **{name: getattr(record, name) for name in _COLUMNS}}
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:

@@ -69,6 +69,12 @@ class SqlFileRepository:
 
         return await self._database.read(work)
 
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's files and the sum of their sizes in bytes."""
+        query = select(func.count().label("files"), func.coalesce(func.sum(files.c.size_bytes), 0).label("size")).where(files.c.owner == owner)
+        (row,) = await self._database.rows(query)
+        return int(row.files), int(row.size)
+
     async def remove(self, file: FileId) -> bool:
         """Delete the record of a stored file. Return False if there is no such record."""
         return await self._database.apply(delete(files).where(files.c.id == file)) > 0

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, func, or_, select
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
@@ -125,6 +125,23 @@ class SqlSandboxRepository:
         """Delete the records of all sandboxes that ended before a time. Return the number of deleted records."""
         old = select(sandboxes.c.id).where(sandboxes.c.ended_at < before, sandboxes.c.state.in_(_TERMINAL)).limit(BATCH)
         return await self._database.apply_until_done(delete(sandboxes).where(sandboxes.c.id.in_(old)))
+
+    async def count_ended(self) -> Mapping[OwnerId, int]:
+        """For each owner that has ended sandboxes, return their number."""
+        query = select(sandboxes.c.owner, func.count().label("number")).where(sandboxes.c.ended_at.is_not(None)).group_by(sandboxes.c.owner)
+        return {OwnerId(row.owner): int(row.number) for row in await self._database.rows(query)}
+
+    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete the sandboxes of an owner that ended first until at most ``keep`` ended ones are left. Return the number of deleted records."""
+        ended = select(sandboxes.c.id, sandboxes.c.ended_at).where(sandboxes.c.owner == owner, sandboxes.c.ended_at.is_not(None))
+        newest_old = await self._database.rows(ended.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id.desc()).offset(keep).limit(1))
+        if not newest_old:
+            return 0
+        ended_at, row_id = sandboxes.c.ended_at, sandboxes.c.id
+        last = newest_old[0]
+        is_old = or_(ended_at < last.ended_at, and_(ended_at == last.ended_at, row_id <= last.id))
+        old = select(row_id).where(sandboxes.c.owner == owner, is_old).limit(BATCH)
+        return await self._database.apply_until_done(delete(sandboxes).where(row_id.in_(old)))
 
     async def _all(self, query: Select[Any]) -> list[SandboxRecord]:
         return [_record(row) for row in await self._database.rows(query)]

@@ -180,6 +180,7 @@ sandboxes = Table(
     Index("sandboxes_by_owner", "owner", "created_at", "id"),
     Index("sandboxes_by_age", "created_at", "id"),
     Index("sandboxes_by_end", "ended_at"),
+    Index("sandboxes_by_owner_and_end", "owner", "ended_at", "id"),
     Index("sandboxes_by_request", "owner", "idempotency_key", unique=True),
 )
 
@@ -258,6 +259,7 @@ files = Table(
     Column("sandbox", ShortTextType(24)),
     Index("files_by_owner", "owner", "created_at", "id"),
     Index("files_by_age", "created_at", "id"),
+    Index("files_by_size", "owner", "size_bytes"),
 )
 
 executions = Table(
@@ -282,7 +284,8 @@ executions = Table(
     Column("origin", ShortTextType(32), nullable=False),
     Column("files", Integer),
     Column("mode", ShortTextType(16), nullable=False),
-    Index("executions_by_owner", "owner", "created_at", "id"),
+    Column("size_bytes", BigInteger, nullable=False),
+    Index("executions_by_owner", "owner", "created_at", "id", "size_bytes"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
     Index("executions_by_age", "created_at", "id"),
 )

@@ -20,6 +20,9 @@ from sandlot.web.streaming import wait_for_disconnect
 HANGUP_POLL_S = 0.5
 """Interval at which a connection is checked while nothing is read from it."""
 
+MAX_LENGTH_DIGITS = 19
+"""Digits of a length that no body has; no integer of that many digits is parsed."""
+
 _Result = TypeVar("_Result")
 
 
@@ -104,6 +107,12 @@ async def _cancel_when(leaving: Coroutine[Any, Any, object], work: Coroutine[Any
     if task.cancelled():
         raise ClientDisconnect
     return task.result()
+
+
+def announced_bytes(request: Request) -> int | None:
+    """Return the size of a request's body as the client announced it; None if the client did not."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < MAX_LENGTH_DIGITS else None
 
 
 async def iter_body(request: Request) -> AsyncIterator[bytes]:

@@ -29,6 +29,8 @@ from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
 BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2", "--max-network", "none"]
+STORED = ("--max-stored-executions", "--max-stored-execution-size", "--max-stored-files", "--max-stored-file-size", "--max-hibernated")
+BOUNDS += [word for option, value in zip(STORED, ("5", "6M", "7", "8M", "9"), strict=True) for word in (option, value)]
 BOUND = Quota(
     sandboxes=3,
     lifetime_s=600,
@@ -37,6 +39,11 @@ BOUND = Quota(
     disk_bytes=20 * GIB,
     upload_bytes=1 << 20,
     executions_per_month=1000,
+    stored_executions=5,
+    stored_execution_bytes=6 << 20,
+    stored_files=7,
+    stored_file_bytes=8 << 20,
+    hibernated_sandboxes=9,
     pools=2,
     network=NetworkMode.NONE,
 )
@@ -84,7 +91,8 @@ def everything(keys: Command) -> None:
     assert made["operator"] is False
     boss = json.loads(keys("create", "boss", "--operator", "--json"))
     assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
-    free = json.loads(keys("create", "free", "--max-sandboxes", "-1", "--max-pools", "-1", "--json"))
+    unbounded = [word for option in ("--max-sandboxes", "--max-pools", *STORED) for word in (option, "-1")]
+    free = json.loads(keys("create", "free", *unbounded, "--json"))
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
     e2b = json.loads(keys("create", "old", "--e2b", "--expires", "2999-01-01T00:00:00Z", "--json"))
     assert re.fullmatch("e2b_[0-9a-f]{64}", e2b["key"])
@@ -105,11 +113,17 @@ def everything(keys: Command) -> None:
     listed = json.loads(keys("ls", "--json"))
     assert [each["name"] for each in listed] == ["plain", "bound", "boss", "free"]
     assert secret not in json.dumps(listed)
+    stored = "stored_executions=10000,stored_execution=256M,stored_files=10000,stored_file=10G,hibernated_sandboxes=100"
     lines = [line.split() for line in keys("ls").splitlines()]
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"]
     assert [(line[1], line[2], line[5]) for line in lines[1:]] == [
-        ("plain", "no", "sandboxes=50,pools=4"),
-        ("bound", "no", "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,pools=2,network=none"),
+        ("plain", "no", f"sandboxes=50,{stored},pools=4"),
+        (
+            "bound",
+            "no",
+            "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,"
+            "stored_executions=5,stored_execution=6M,stored_files=7,stored_file=8M,hibernated_sandboxes=9,pools=2,network=none",
+        ),
         ("boss", "yes", "-"),
         ("free", "no", "-"),
     ]

@@ -7,12 +7,14 @@ from dataclasses import asdict
 import pytest
 
 from sandlot.core.keys import KeyService
-from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, MIB
+from sandlot.testing.stores.harness import execution
 from tests.support.node import MemoryNode
+from tests.support.service import pieces
 
 ALICE = Principal(OwnerId("a" * 12), "alice")
 
@@ -49,6 +51,11 @@ async def test_usage_counts_only_the_principals_own_resources(node: MemoryNode, 
     await node.sandboxes.create(principal, params)
     await node.sandboxes.create(OPERATOR, params)
     await node.services.volumes.create(principal, name="data", size_bytes=64 * MIB)
+    hibernated = await node.sandboxes.create(principal, params)
+    await node.sandboxes.hibernate(principal, hibernated.id)
+    await node.services.file_store.upload(principal, pieces(b"content"), filename="x")
+    run = execution(owner=principal.owner, stdout="ä")
+    await node.store.executions.save([run, execution(owner=LOCAL)])
 
     usage = await keys.usage(principal)
 
@@ -59,6 +66,11 @@ async def test_usage_counts_only_the_principals_own_resources(node: MemoryNode, 
         "memory_bytes": GIB,
         "disk_bytes": 2 * GIB,
         "executions_per_month": 0,
+        "stored_executions": 1,
+        "stored_execution_bytes": run.size_bytes,
+        "stored_files": 1,
+        "stored_file_bytes": 7,
+        "hibernated_sandboxes": 1,
         "snapshots": 0,
         "snapshot_bytes": 0,
         "volumes": 1,

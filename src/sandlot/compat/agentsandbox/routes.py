@@ -22,7 +22,7 @@ from sandlot.compat.agentsandbox.schemas import (
 from sandlot.compat.common import CREATE_KEYS
 from sandlot.compat.vendor import not_supported
 from sandlot.web.body_limits import streams_request_body
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import announced_bytes, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import json_response
 from sandlot.web.multipart import read_upload
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -85,6 +85,7 @@ async def upload_file(query: Annotated[UploadQuery, Query()], request: Request) 
         upload.chunks,
         filename=translate.upload_filename(upload.filename),
         media_type=translate.upload_media_type(upload.media_type),
+        announced_bytes=announced_bytes(request),
     )
     response = translate.stored_file(record)
     if sandbox is not None:

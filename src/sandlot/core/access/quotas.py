@@ -26,7 +26,7 @@ RETRY_AFTER_S: Final = 5
 _LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
 """Fields of :class:`Quota` that limit all live sandboxes of an owner together, each with its unit for error messages. All fields except the first are
 fields of :class:`Limits` too."""
-_SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "request a smaller volume"}
+_SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "request a smaller volume", "stored_file": "upload a smaller file"}
 """Kind -> text for hints: an alternative that needs less of the quota."""
 
 
@@ -138,23 +138,23 @@ def check_network(quota: Quota, policy: NetworkPolicy) -> None:
 
 
 def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:
-    """Refuse a snapshot or volume that would exceed a quota together with the existing snapshots or volumes.
+    """Refuse a snapshot, volume or stored file that would exceed a quota together with the existing ones.
 
     Args:
         quota: Quota of the owner.
-        kind: ``snapshot`` or ``volume``.
-        kept: Number of existing snapshots or volumes, without the new one.
-        kept_bytes: Total size of the existing snapshots or volumes in bytes.
-        more_bytes: Size of the new snapshot or volume in bytes. 0 if the size is unknown: the request is then refused only if the quota is used up.
+        kind: ``snapshot``, ``volume`` or ``stored_file``.
+        kept: Number of existing objects of the kind, without the new one.
+        kept_bytes: Total size of the existing objects in bytes.
+        more_bytes: Size of the new object in bytes. 0 if the size is unknown: the request is then refused only if the quota is used up.
     """
     check_count(quota, f"{kind}s", kept)
     limit = getattr(quota, f"{kind}_bytes")
     if limit is not None and (kept_bytes + more_bytes > limit or kept_bytes >= limit):
-        more = f" and {more_bytes} more are needed" if more_bytes else ""
+        more, noun = f" and {more_bytes} more are needed" if more_bytes else "", kind.replace("_", " ")
         raise quota_exceeded(
             f"{kind}_bytes",
-            f"The {kind}s of this key have {kept_bytes} bytes{more}; its quota is {limit}.",
-            f"Delete a {kind} that is not needed, or {_SMALLER[kind]}." if more_bytes <= limit else f"{_SMALLER[kind].capitalize()}.",
+            f"The {noun}s of this key have {kept_bytes} bytes{more}; its quota is {limit}.",
+            f"Delete a {noun} that is not needed, or {_SMALLER[kind]}." if more_bytes <= limit else f"{_SMALLER[kind].capitalize()}.",
             limit=limit,
             used=kept_bytes,
             requested=more_bytes or None,
@@ -162,19 +162,19 @@ def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes
 
 
 def check_count(quota: Quota, kind: str, kept: int) -> None:
-    """Refuse a pool, snapshot or volume beyond the number that an owner can have.
+    """Refuse an object beyond the number that an owner can have.
 
     Args:
         quota: Quota of the owner.
-        kind: Field of the quota: ``pools``, ``snapshots`` or ``volumes``.
-        kept: Number of existing pools, snapshots or volumes.
+        kind: Field of the quota: ``pools``, ``snapshots``, ``volumes``, ``stored_files`` or ``hibernated_sandboxes``.
+        kept: Number of existing objects of the kind.
     """
-    limit = getattr(quota, kind)
+    limit, noun = getattr(quota, kind), kind.replace("_", " ")
     if limit is not None and kept >= limit:
         raise quota_exceeded(
             kind,
-            f"This key has {kept} {kind}; its quota is {limit}.",
-            f"Delete one of the {kind} of this key." if limit else "Ask the operator for a larger quota.",
+            f"This key has {kept} {noun}; its quota is {limit}.",
+            f"Delete one of the {noun} of this key." if limit else "Ask the operator for a larger quota.",
             limit=limit,
             used=kept,
             requested=1,

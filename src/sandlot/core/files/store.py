@@ -6,6 +6,7 @@ Invariants:
   two steps, :meth:`FileStore.open` removes the content.
 - The name of a file is a single printable path component. The name of a file never decides into which folder the file is written.
 - Only an operator can find the files of other owners.
+- Before content is written, quota and disk space are reserved for it (:mod:`sandlot.core.files.space`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import asyncio
 import hashlib
 import mimetypes
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from typing import Self
 
 import structlog
 
 from sandlot.core.concurrency import StreamCloser, TaskSet
 from sandlot.core.files import files
+from sandlot.core.files.space import FORM_BYTES, FileSpace, FileSpaces
 from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.reservations import Reservations
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal, Quota, check_upload
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
@@ -43,7 +46,6 @@ class FileStore:
 
     Args:
         max_bytes: Maximum size of a file. The quota of a caller can be lower.
-        check_room: Function that is called before a file is stored, and raises an error while the host is short of disk space. None: no check.
 
     Attributes:
         commits: Tasks that write the records of complete uploads. Wait for these tasks when the service stops.
@@ -55,11 +57,11 @@ class FileStore:
         blobs: Blobs,
         registry: SandboxRegistry,
         clock: Clock,
+        reservations: Reservations,
         *,
         max_bytes: int,
-        check_room: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self._check_room = check_room
+        self._spaces = FileSpaces(records, reservations)
         self._records = records
         self._blobs = blobs
         self._registry = registry
@@ -80,24 +82,33 @@ class FileStore:
             _log.info("file.unrecorded_content_removed", count=len(strays))
         return len(strays)
 
-    async def upload(self, principal: Principal, chunks: AsyncIterable[bytes], *, filename: str, media_type: str | None = None) -> FileRecord:
+    async def upload(
+        self,
+        principal: Principal,
+        chunks: AsyncIterable[bytes],
+        *,
+        filename: str,
+        media_type: str | None = None,
+        announced_bytes: int | None = None,
+    ) -> FileRecord:
         """Store a file. If the upload is interrupted, nothing is stored.
 
         Args:
-            principal: Owner of the file. The owner's quota limits the size.
+            principal: Owner of the file. The owner's quota limits the size, the number of files and their total size.
             chunks: The content, read as fast as it is stored.
             filename: Name of the file, a single path component.
             media_type: Media type such as ``text/csv``. None: ``application/octet-stream``.
+            announced_bytes: Size of the content, or of the form with the content, that the client announced. None: unknown.
 
         Raises:
             InvalidRequestError: The name or the media type is invalid.
-            LimitError: The file is too large (``too_large``), a quota is exceeded (``quota_exceeded``) or the disk is full (``node_disk_full``).
-            UnavailableError: The host is short of disk space (``busy``).
+            LimitError: The file is too large (``too_large``), a quota is exceeded (``quota_exceeded``), or the node has no disk space for the file
+                (``node_disk_full``). If the size was announced, the error is raised before ``chunks`` is read.
         """
         check_filename(filename)
         checked = check_media_type(media_type or DEFAULT_MEDIA_TYPE)
-        content = _Content(chunks, self._max_bytes, principal.quota)
-        return await self._keep(content, principal.owner, filename, checked, None)
+        content = _Content(chunks, self._max_bytes, self._spaces.open(principal.owner, principal.quota), principal.quota)
+        return await self._keep(content, announced_bytes, principal.owner, filename, checked, None)
 
     async def keep(
         self,
@@ -125,8 +136,10 @@ class FileStore:
         name = filename or tidy_filename(path)
         download = await files.read(live, path, user=user)
         try:
-            content = _Content(download, self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes), principal.quota)
-            return await self._keep(content, live.owner, name, media_type_of(name), live.id)
+            most = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
+            content = _Content(download, most, self._spaces.open(live.owner, principal.quota), principal.quota)
+            # The guest reported the size. A wrong one is corrected while the file is read.
+            return await self._keep(content, min(download.entry.size, most), live.owner, name, media_type_of(name), live.id)
         finally:
             await download.aclose()
 
@@ -232,11 +245,16 @@ class FileStore:
         live = self._registry.find(sandbox, principal)
         return await inject(live, self._blobs, await self.get_many(principal, ids), folder, user=user)
 
-    async def _keep(self, content: _Content, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None) -> FileRecord:
-        if self._check_room is not None:
-            await self._check_room()
-        id_ = new_file_id()
-        size = await self._blobs.write(id_, content)
+    async def _keep(
+        self, content: _Content, announced_bytes: int | None, owner: OwnerId, filename: str, media_type: str, sandbox: SandboxId | None
+    ) -> FileRecord:
+        try:
+            await content.begin(announced_bytes)
+            id_ = new_file_id()
+            size = await self._blobs.write(id_, content)
+        except BaseException:
+            content.space.release()
+            raise
         record = FileRecord(
             id=id_,
             owner=owner,
@@ -248,15 +266,19 @@ class FileStore:
             sandbox=sandbox,
         )
         # The content is complete. If the client disconnects now, the commit continues. If the commit fails, the content is removed.
-        await asyncio.shield(self.commits.create_task(self._commit(record)))
+        await asyncio.shield(self.commits.create_task(self._commit(record, content.space)))
         return record
 
-    async def _commit(self, record: FileRecord) -> None:
+    async def _commit(self, record: FileRecord, space: FileSpace) -> None:
+        written_bytes = 0
         try:
             await self._records.add(record)
+            written_bytes = record.size_bytes
         except BaseException:
             await self._blobs.remove(record.id)
             raise
+        finally:
+            space.release(written_bytes)
 
 
 async def inject(
@@ -295,26 +317,35 @@ class StoredContent:
 
 
 class _Content:
-    """Content of a file that is being stored. Iterating over the content limits its size and computes its hash.
+    """Content of a file that is being stored. Iterating over the content limits its size, reserves space for it and computes its hash.
 
     Args:
+        space: Reserved quota and disk space.
         quota: Quota of the caller, which also limits the size.
 
     Attributes:
         sha256: Hash of the chunks that the iteration has yielded so far.
     """
 
-    def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, quota: Quota) -> None:
+    def __init__(self, chunks: AsyncIterable[bytes], max_bytes: int, space: FileSpace, quota: Quota) -> None:
         self._chunks = chunks
+        self.space = space
         self._max_bytes = max_bytes
         self._quota = quota
         self.sha256 = hashlib.sha256()
+
+    async def begin(self, announced_bytes: int | None) -> None:
+        """Refuse a file whose announced size is too large, and reserve space for the file."""
+        self._check(max(0, (announced_bytes or 0) - FORM_BYTES))
+        await self.space.begin(announced_bytes)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for chunk in self._chunks:
             size += len(chunk)
             self._check(size)
+            if size > self.space.granted_bytes:
+                await self.space.extend(size)
             self.sha256.update(chunk)
             yield chunk
 

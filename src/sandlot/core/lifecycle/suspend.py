@@ -109,6 +109,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 
     Raises:
         UnsupportedError: The driver cannot write the memory of a sandbox.
+        LimitError: The owner has too many hibernated sandboxes; code ``quota_exceeded``. Nothing was changed.
         UnavailableError: The node is full, and the hibernation needs more than the suspend reserve; code ``busy``. Nothing was changed.
         SandlotError: The hibernation image cannot be written, or the operation cannot be recorded. The sandbox has the same state as before.
     """
@@ -117,13 +118,14 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
         return
     await _require(supervisor, DriverCapability.SNAPSHOT, "be hibernated")
     instance, was = sandbox.require_instance(), sandbox.state
-    # The headroom is reserved before anything is changed: if even the suspend reserve is too small, the sandbox goes on as before.
-    async with supervisor.allocation.headroom(await instance.snapshot_headroom(), is_hibernation=True) as headroom_bytes:
-        await _intend(supervisor, State.HIBERNATING)
-        await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
-        size_bytes = await _write_hibernation_image(supervisor, instance, was, headroom_bytes)
-    sandbox.deadline.extend(dependencies.policy.max_suspended_s)
-    sandbox.become(State.HIBERNATED)
+    with dependencies.admission.admit_hibernation(sandbox):
+        # The headroom is reserved before anything is changed: if even the suspend reserve is too small, the sandbox goes on as before.
+        async with supervisor.allocation.headroom(await instance.snapshot_headroom(), is_hibernation=True) as headroom_bytes:
+            await _intend(supervisor, State.HIBERNATING)
+            await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
+            size_bytes = await _write_hibernation_image(supervisor, instance, was, headroom_bytes)
+        sandbox.deadline.extend(dependencies.policy.max_suspended_s)
+        sandbox.become(State.HIBERNATED)
     # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
     await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
     supervisor.release_memory(size_bytes)

@@ -4,6 +4,7 @@ Invariants:
 - No execution waits for the log or fails because of the log. Starting, filling and ending an entry changes only memory. If an entry cannot be
   stored, it is lost; a warning is logged, and a metric counts the lost entries.
 - While the store responds, an entry is in the store at most a second after it changed. A stopping service writes the remaining entries.
+- The entries in the store stay within the quota of their owner and the limits of the node (:mod:`sandlot.core.records.retention`).
 - The entries in memory are limited in number and bytes, and one owner can use at most a quarter of this memory. An entry keeps the
   beginning and the end of each output stream, and the number of bytes between them.
 - The entry of an execution that outlives the service stays open. The next service finishes the entry with data from the guest, or marks
@@ -23,6 +24,7 @@ import structlog
 
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.retention import Retention
 from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
@@ -32,7 +34,7 @@ from sandlot.model.executions import LOST, NATIVE, RUNNING, CellError, Channel, 
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
-from sandlot.model.repositories import ExecutionRepository
+from sandlot.model.repositories import ExecutionRepository, Stored
 from sandlot.model.specs import KIB, MIB
 
 OUTPUT_BYTES: Final = 64 * KIB
@@ -149,8 +151,9 @@ class ExecutionLog:
         writer: Writes the entries to the store.
     """
 
-    def __init__(self, table: ExecutionRepository, node: NodeId, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, table: ExecutionRepository, node: NodeId, clock: Clock, metrics: Metrics, retention: Retention) -> None:
         self._table = table
+        self._retention = retention
         self._node = node
         self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # id -> record, and its memory in bytes
         self._files: dict[tuple[ExecutionId, Principal], int] = {}
@@ -288,6 +291,7 @@ class ExecutionLog:
             pending = self._pending.get(record.id)
             if pending is not None and pending[0] is record:
                 self._drop(record.id)
+        await self._retention.add_executions(Stored(len(batch), sum(record.size_bytes for record in batch)))
         return True
 
     async def _write_files(self) -> bool:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -257,6 +257,10 @@ class Purpose(StrEnum):
     VOLUME = "volume"
     SNAPSHOT = "snapshot"
     """Disk space of a snapshot while it is written."""
+    FILE = "file"
+    """Disk space of a file of the file store while it is written."""
+    RECORDS = "records"
+    """Disk space that the database and the log of the service may still take."""
     HEADROOM = "headroom"
     """Memory above a sandbox's limit, for the snapshot or restore of the sandbox."""
 
@@ -298,6 +302,22 @@ class Reservation:
         """Reserve what a sandbox with these limits can use. Nothing is checked, because the limits are in force already."""
         self.limits, self.amount = limits, amount
         self.reservations.notify()
+
+    def grow(self, more: Resources, reading: HostReading) -> None:
+        """Reserve an additional amount.
+
+        Raises:
+            InvalidRequestError: The additional amount can never fit on this node.
+            UnavailableError: The additional amount does not fit now (``busy``).
+        """
+        self.reservations.check_available(more, reading)
+        self.amount = combine(sum, self.amount, more)
+
+    def settle(self, disk_bytes: int) -> None:
+        """Stop to reserve disk space that was written, at most the reserved amount. It counts until the next reading of the host shows it as used."""
+        settled = max(0, min(disk_bytes, self.amount.disk_bytes))
+        self.amount = replace(self.amount, disk_bytes=self.amount.disk_bytes - settled)
+        self.reservations.unread_disk_bytes += settled
 
     def set_leaving(self, leaving: bool) -> None:  # noqa: FBT001 - the argument is the new value of `is_leaving`
         """Set :attr:`is_leaving`, and let requests that wait for room check again."""
@@ -365,6 +385,8 @@ class Reservations:
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when a reservation is released or changes."""
         self._suspending: Reservation | None = None
+        self.unread_disk_bytes = 0
+        """Disk space that was reserved and written since the host was last read; see :meth:`Reservation.settle`."""
         """Reservation of the hibernation that uses the suspend reserve."""
         self._evict_next: Callable[[], Reservation | None] = lambda: None
 
@@ -463,7 +485,8 @@ class Reservations:
         check_pressure(needed, reading, self._overcommit)
 
     def _amounts(self, ignoring: Collection[Reservation] = ()) -> list[Resources]:
-        return [each.amount for each in self._all if not each.is_set_aside and each not in ignoring]
+        unread = Resources(memory_bytes=0, disk_bytes=self.unread_disk_bytes, pids=0)
+        return [unread, *(each.amount for each in self._all if not each.is_set_aside and each not in ignoring)]
 
     def check_feasible(self, needed: Resources, reading: HostReading) -> None:
         """Refuse an amount that can never fit; see :func:`check_feasible`."""
@@ -472,14 +495,6 @@ class Reservations:
     def check_pressure(self, needed: Resources, reading: HostReading) -> None:
         """Refuse an amount that includes a resource of which the host is short; see :func:`check_pressure`."""
         check_pressure(needed, reading, self._overcommit)
-
-    async def check_disk_pressure(self) -> None:
-        """Refuse to write more to the host's disk while the host is short of disk space.
-
-        Raises:
-            UnavailableError: Less than half of the reserve is free on the disk (``busy``).
-        """
-        self.check_pressure(Resources(memory_bytes=0, disk_bytes=1, pids=0), await self.read_host())
 
     def check_resize(self, reservation: Reservation, target: Resources, reading: HostReading) -> None:
         """Refuse a resize that does not fit. Only resources that grow are checked.
@@ -585,6 +600,7 @@ class Reservations:
         return node_capacity(self._amounts(), sandboxes, await self.read_host(), self._overcommit)
 
     async def _refresh(self) -> HostReading:
+        settled = self.unread_disk_bytes
         try:
             reading = await asyncio.to_thread(self._read_host)
         except OSError as error:
@@ -594,6 +610,7 @@ class Reservations:
             ) from error
         else:
             self._latest = self._clock.monotonic_s(), reading
+            self.unread_disk_bytes -= settled
             return reading
         finally:
             self._reading = None

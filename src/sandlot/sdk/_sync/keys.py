@@ -37,7 +37,7 @@ class Keys:
         Args:
             name: Up to 63 letters, digits, '.', '_' and '-', unique among the keys that are not revoked. Not ``current``.
             operator: True if the key sees the objects of all owners and may manage keys.
-            quota: Quota of the key. None: 50 live sandboxes and 4 pools, or no limit for an operator.
+            quota: Quota of the key. None: ``Quota()``, or no limit for an operator.
             expires_at: Time from which requests with the key are refused. None: never. A time without a time zone is in local time.
             format: Form of the key: ``e2b`` is ``e2b_`` and 64 hexadecimal digits, which old clients of E2B require.
 

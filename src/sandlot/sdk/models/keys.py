@@ -53,6 +53,11 @@ class QuotaUsage:
         memory_bytes: Sum of their memory limits.
         disk_bytes: Sum of their disk limits.
         executions_per_month: Number of executions that began in this calendar month (UTC).
+        stored_executions: Number of entries of the execution log.
+        stored_execution_bytes: Size of these entries together.
+        stored_files: Number of files in the file store.
+        stored_file_bytes: Size of these files together.
+        hibernated_sandboxes: Number of hibernated sandboxes.
         snapshots: Number of snapshots.
         snapshot_bytes: Disk space of all snapshots together.
         volumes: Number of volumes.
@@ -65,6 +70,11 @@ class QuotaUsage:
     memory_bytes: int = 0
     disk_bytes: int = 0
     executions_per_month: int = 0
+    stored_executions: int = 0
+    stored_execution_bytes: int = 0
+    stored_files: int = 0
+    stored_file_bytes: int = 0
+    hibernated_sandboxes: int = 0
     snapshots: int = 0
     snapshot_bytes: int = 0
     volumes: int = 0

@@ -18,7 +18,7 @@ from sandlot.server.v1.common import PROBLEM, AbsolutePath, Cursor, UserName, do
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart, pagination
 from sandlot.web.body_limits import streams_request_body
-from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal, iter_body
+from sandlot.web.dependencies import SandboxNameRoute, announced_bytes, cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
@@ -113,12 +113,14 @@ async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -
     if multipart.is_multipart(request):
         sent = await multipart.read_upload(request)
         filename, media_type = query.filename or sent.filename, query.media_type or sent.media_type
-        return json_response(StoredFileResponse.of(await files.upload(principal, sent.chunks, filename=filename, media_type=media_type)), 201)
+        record = await files.upload(principal, sent.chunks, filename=filename, media_type=media_type, announced_bytes=announced_bytes(request))
+        return json_response(StoredFileResponse.of(record), 201)
     if query.filename is None:
         raise InvalidRequestError(
             "`filename` is missing.", hint="Add `?filename=` with a name, or upload a form with a file.", fields={"field": "filename"}
         )
-    record = await files.upload(principal, iter_body(request), filename=query.filename, media_type=query.media_type)
+    content = iter_body(request)
+    record = await files.upload(principal, content, filename=query.filename, media_type=query.media_type, announced_bytes=announced_bytes(request))
     return json_response(StoredFileResponse.of(record), 201)
 
 

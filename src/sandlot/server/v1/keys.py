@@ -13,6 +13,7 @@ from sandlot.model.access import UNBOUNDED, KeyFormat, KeyUsage, Principal, Quot
 from sandlot.model.network import NetworkMode
 from sandlot.model.records import KeyChange, KeyRecord
 from sandlot.model.repositories import Position
+from sandlot.model.specs import GIB, MIB
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import get_node, get_principal
@@ -38,6 +39,18 @@ class QuotaRequest(RequestModel):
     executions_per_month: int | None = Field(
         default=None, ge=0, le=_MOST, description="Largest number of runs of code and commands that begin in one calendar month (UTC)."
     )
+    stored_executions: int | None = Field(
+        default=10_000,
+        ge=0,
+        le=_MOST,
+        description="Largest number of entries of the execution log. Beyond it, the oldest entries of the key are removed.",
+    )
+    stored_execution_bytes: int | None = Field(
+        default=256 * MIB, ge=0, le=_MOST, description="Largest size of these entries together. Beyond it, the oldest entries are removed."
+    )
+    stored_files: int | None = Field(default=10_000, ge=0, le=_MOST, description="Largest number of files in the file store.")
+    stored_file_bytes: int | None = Field(default=10 * GIB, ge=0, le=_MOST, description="Largest size of these files together.")
+    hibernated_sandboxes: int | None = Field(default=100, ge=0, le=_MOST, description="Largest number of hibernated sandboxes.")
     snapshots: int | None = Field(default=None, ge=0, le=_MOST, description="Largest number of snapshots.")
     snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest disk space of all snapshots together.")
     volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest number of volumes.")
@@ -61,7 +74,7 @@ class CreateKeyRequest(RequestModel):
 
     name: Text = Field(description=_NAME, examples=["agent-1"])
     operator: bool = Field(default=False, description="True if the key sees the objects of all owners and may manage keys.")
-    quota: QuotaRequest | None = Field(default=None, description="Without it: 50 live sandboxes and 4 pools; no limit for an operator.")
+    quota: QuotaRequest | None = Field(default=None, description="Without it: the defaults of its fields; no limit for an operator.")
     expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
         default=None, description="Time from which requests with the key are refused. Null: never.", examples=["2027-01-01T00:00:00Z"]
     )
@@ -106,6 +119,11 @@ class QuotaResponse(ResponseModel):
     disk_bytes: int | None
     upload_bytes: int | None
     executions_per_month: int | None
+    stored_executions: int | None
+    stored_execution_bytes: int | None
+    stored_files: int | None
+    stored_file_bytes: int | None
+    hibernated_sandboxes: int | None
     snapshots: int | None
     snapshot_bytes: int | None
     volumes: int | None
@@ -176,6 +194,11 @@ class QuotaUsageResponse(ResponseModel):
     memory_bytes: int
     disk_bytes: int
     executions_per_month: int = Field(description="Runs that began in the current calendar month (UTC).")
+    stored_executions: int
+    stored_execution_bytes: int
+    stored_files: int
+    stored_file_bytes: int
+    hibernated_sandboxes: int
     snapshots: int
     snapshot_bytes: int
     volumes: int

@@ -40,7 +40,7 @@ from sandlot.model.records import (
     WebhookChange,
     WebhookRecord,
 )
-from sandlot.model.repositories import Position
+from sandlot.model.repositories import Position, Stored
 from sandlot.model.states import State, is_terminal
 
 PIECE_BYTES = 256 * 1024
@@ -287,6 +287,20 @@ class MemorySandboxRepository:
 
         return await self._session.write("sandboxes.delete_ended", lambda database: _remove(database.sandboxes, is_old))
 
+    async def count_ended(self) -> Mapping[OwnerId, int]:
+        """For each owner that has ended sandboxes, return their number."""
+        return Counter(row.owner for row in await self._select("count_ended", lambda row: row.ended_at is not None))
+
+    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete the ended sandboxes of an owner except the ``keep`` that ended last, and return the number of deleted records."""
+
+        def work(database: MemoryDatabase) -> int:
+            ended = [row for row in database.sandboxes.values() if row.owner == owner and row.ended_at is not None]
+            old = {row.id for row in sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[keep:]}
+            return _remove(database.sandboxes, lambda row: row.id in old)
+
+        return await self._session.write("sandboxes.trim_ended", work)
+
     async def _select(self, method: str, matches: Callable[[SandboxRecord], bool]) -> list[SandboxRecord]:
         return await self._session.read(f"sandboxes.{method}", lambda database: _sorted(filter(matches, database.sandboxes.values())))
 
@@ -477,6 +491,15 @@ class MemoryFileRepository:
 
         return await self._session.read("files.page_by_offset", work)
 
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's files and the sum of their sizes in bytes."""
+
+        def work(database: MemoryDatabase) -> tuple[int, int]:
+            sizes = [file.size_bytes for file in database.files.values() if file.owner == owner]
+            return len(sizes), sum(sizes)
+
+        return await self._session.read("files.totals", work)
+
     async def remove(self, file: FileId) -> bool:
         """Remove the record of one file. Return False if there is no record with this id."""
         return await self._session.write("files.remove", lambda database: database.files.pop(file, None) is not None)
@@ -521,12 +544,30 @@ class MemoryExecutionRepository:
             "executions.delete_before", lambda database: _remove(database.executions, lambda row: row.created_at < before)
         )
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete all records except the newest ``keep`` records, and return the number of deleted records."""
+    async def totals(self, *, owner: OwnerId | None = None) -> Mapping[OwnerId, Stored]:
+        """For each owner, return the number of records and the sum of their sizes in bytes. If ``owner`` is not None, only for this owner."""
+
+        def work(database: MemoryDatabase) -> Mapping[OwnerId, Stored]:
+            sizes: dict[OwnerId, list[int]] = {}
+            for row in database.executions.values():
+                if owner in {None, row.owner}:
+                    sizes.setdefault(row.owner, []).append(row.size_bytes)
+            return {each: Stored(len(of), sum(of)) for each, of in sizes.items()}
+
+        return await self._session.read("executions.totals", work)
+
+    async def trim(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the oldest records of an owner until at most ``keep.rows`` records with ``keep.bytes`` bytes are left."""
 
         def work(database: MemoryDatabase) -> int:
-            kept = {row.id for row in _newest(database.executions.values(), keep)}
-            return _remove(database.executions, lambda row: row.id not in kept)
+            kept: set[ExecutionId] = set()
+            left_bytes = keep.bytes
+            for row in _newest((row for row in database.executions.values() if row.owner == owner), keep.rows):
+                left_bytes -= row.size_bytes
+                if left_bytes < 0:
+                    break
+                kept.add(row.id)
+            return _remove(database.executions, lambda row: row.owner == owner and row.id not in kept)
 
         return await self._session.write("executions.trim", work)
 
@@ -571,9 +612,19 @@ class MemoryEventRepository:
         """Delete the events that occurred before a time, and return their number."""
         return await self._keep("delete_before", lambda events: [row for row in events if row.event.at >= before])
 
-    async def trim(self, *, keep: int) -> int:
-        """Delete all records except the newest ``keep`` records, and return the number of deleted records."""
-        return await self._keep("trim", lambda events: events[max(0, len(events) - keep) :])
+    async def counts(self) -> Mapping[OwnerId, int]:
+        """For each owner that has events, return their number."""
+        return await self._session.read("events.counts", lambda database: Counter(row.event.owner for row in database.events))
+
+    async def trim(self, owner: OwnerId, *, keep: int) -> int:
+        """Delete all events of an owner except the newest ``keep`` events, and return the number of deleted events."""
+
+        def kept(events: list[EventRecord]) -> list[EventRecord]:
+            own = [row.sequence for row in events if row.event.owner == owner]
+            old = set(own[: max(0, len(own) - keep)])
+            return [row for row in events if row.sequence not in old]
+
+        return await self._keep("trim", kept)
 
     async def _keep(self, method: str, kept: Callable[[list[EventRecord]], list[EventRecord]]) -> int:
         def work(database: MemoryDatabase) -> int:

@@ -13,7 +13,7 @@ from sandlot.model.access import LOCAL, Quota
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, KeyChange, SandboxRecord
-from sandlot.model.repositories import Position, Store
+from sandlot.model.repositories import Position, Store, Stored
 from sandlot.model.specs import GIB, Limits, SandboxSpec, TemplateRef
 from sandlot.model.states import State, is_terminal
 from sandlot.testing.stores.harness import (
@@ -153,6 +153,20 @@ class RowsSuite:
         assert [await store.sandboxes.get(record.id) for record in (old, new, live)] == [None, new, live]
         assert await self._ended_page(store, metadata={"a": "b"}) == []
 
+    async def test_surplus_ended_sandboxes_of_one_owner_are_deleted(self, store: Store) -> None:
+        own = [ended(at // 2) for at in range(6)]
+        others = [ended(0, owner=BOB), sandbox(created_at=moment(0))]
+        for record in (*own, *others):
+            await store.sandboxes.save(record)
+        assert await store.sandboxes.count_ended() == {ALICE: 6, BOB: 1}
+        assert await store.sandboxes.trim_ended(ALICE, keep=6) == 0
+        assert await store.sandboxes.trim_ended(ALICE, keep=3) == 3
+        newest = sorted(own, key=lambda record: (record.ended_at, record.spec.id), reverse=True)
+        kept = [record for record in own if await store.sandboxes.get(record.id)]
+        assert sorted(record.id for record in kept) == sorted(record.id for record in newest[:3])
+        assert [await store.sandboxes.get(record.id) for record in others] == others
+        assert await store.sandboxes.trim_ended(ALICE, keep=0) == 3
+
     async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
         """Return a page of ended sandboxes. ``filters`` are arguments of ``list_ended``; by default all ended sandboxes match."""
         values = {"owner": None, "metadata": {}, "states": (), "after": None, "limit": 100, **filters}
@@ -219,6 +233,15 @@ class RowsSuite:
         assert not await store.files.remove(record.id)
         assert await store.files.get(record.id) is None
         assert await store.files.get(new_file_id()) is None
+
+    async def test_files_of_an_owner_are_added_up(self, store: Store) -> None:
+        assert await store.files.totals(ALICE) == (0, 0)
+        records = [file(size_bytes=size, owner=owner) for size, owner in ((1, ALICE), (1 << 40, ALICE), (7, BOB))]
+        for record in records:
+            await store.files.add(record)
+        assert await store.files.totals(ALICE) == (2, (1 << 40) + 1)
+        await store.files.remove(records[1].id)
+        assert await store.files.totals(ALICE) == (1, 1)
 
     async def test_files_are_paged_with_their_total(self, store: Store) -> None:
         records = [file(at // 2, owner=BOB if at == 4 else ALICE) for at in range(7)]
@@ -291,10 +314,30 @@ class RowsSuite:
     async def test_old_and_surplus_executions_are_deleted(self, store: Store) -> None:
         records = [execution(at) for at in range(10)]
         await store.executions.save(records)
-        assert await store.executions.delete_before(moment(4)) == 4
-        assert await store.executions.trim(keep=6) == 0
-        assert await store.executions.trim(keep=2) == 4
-        assert list(await store.executions.page(owner=None, sandbox=None, before=None, limit=99)) == [records[9], records[8]]
+        other = execution(1, owner=BOB)
+        await store.executions.save([other])
+        assert await store.executions.delete_before(moment(1)) == 1
+        assert await store.executions.trim(ALICE, keep=Stored(9, 1 << 40)) == 0
+        assert await store.executions.trim(ALICE, keep=Stored(2, 1 << 40)) == 7
+        assert list(await store.executions.page(owner=None, sandbox=None, before=None, limit=99)) == [records[9], records[8], other]
+
+    async def test_executions_are_trimmed_to_a_size_for_one_owner(self, store: Store) -> None:
+        records = [execution(at // 2, owner=ALICE if at % 2 else BOB, stdout="ä" * 100 * at, code="\ud800") for at in range(10)]
+        await store.executions.save(records)
+        await store.executions.save(records[3:5])
+        own = [record for record in records if record.owner == ALICE]
+        sizes = [record.size_bytes for record in own]
+        assert await store.executions.totals(owner=ALICE) == {ALICE: Stored(5, sum(sizes))}
+        assert await store.executions.totals() == {
+            ALICE: Stored(5, sum(sizes)),
+            BOB: Stored(5, sum(record.size_bytes for record in records) - sum(sizes)),
+        }
+        assert await store.executions.trim(ALICE, keep=Stored(5, sum(sizes))) == 0
+        assert await store.executions.trim(ALICE, keep=Stored(5, sum(sizes[3:]) + 1)) == 3
+        assert list(await store.executions.page(owner=ALICE, sandbox=None, before=None, limit=9)) == [own[4], own[3]]
+        assert await store.executions.trim(ALICE, keep=Stored(1, 0)) == 2
+        assert [*await store.executions.totals()] == [BOB]
+        assert (await store.executions.totals())[BOB].rows == 5
 
     async def test_executions_of_a_month_are_counted_by_concurrent_writers(self, store: Store) -> None:
         assert await store.executions.monthly_counts("2026-11") == {}
@@ -319,8 +362,8 @@ class RowsSuite:
         positions = [(position.at, position.id) for position in seen]
         assert positions == sorted(positions, reverse=True)
         assert [record.sequence for record in await every_event(store, _PAGE)] == list(range(1, _MANY + 1))
-        assert await store.executions.trim(keep=10) == _MANY - 10
-        assert await store.events.trim(keep=10) == _MANY - 10
+        assert await store.executions.trim(ALICE, keep=Stored(10, 1 << 40)) == _MANY - 10
+        assert await store.events.trim(ALICE, keep=10) == _MANY - 10
         assert [record.sequence for record in await every_event(store)] == list(range(_MANY - 9, _MANY + 1))
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -340,8 +383,10 @@ class RowsSuite:
 
     async def test_sequence_number_is_never_assigned_twice(self, store: Store) -> None:
         await store.events.add([event(at) for at in range(5)])
-        assert await store.events.trim(keep=5) == 0
-        assert await store.events.trim(keep=3) == 2
+        assert await store.events.trim(ALICE, keep=5) == 0
+        assert await store.events.trim(BOB, keep=0) == 0
+        assert await store.events.trim(ALICE, keep=3) == 2
+        assert await store.events.counts() == {ALICE: 3}
         assert [one.sequence for one in await every_event(store)] == [3, 4, 5]
         assert await store.events.delete_before(moment(99)) == 3
         assert await store.events.last_sequence() == 5

@@ -15,9 +15,10 @@ from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
+from sandlot.core.resources.reservations import OvercommitConfig, Reservations
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.files import check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import new_node_id
 from sandlot.model.records import FileId
@@ -45,7 +46,11 @@ async def blobs(tmp_path: Path) -> FolderBlobs:
 def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
     events = EventFeed(rows.events)
     registry = SandboxRegistry(SandboxRecorder(rows, new_node_id(), clock, events, Metrics()), BufferBudget(MAX_BYTES), clock)
-    return FileStore(rows.files, blobs, registry, clock, max_bytes=MAX_BYTES)
+    return FileStore(rows.files, blobs, registry, clock, reservations_of(clock), max_bytes=MAX_BYTES)
+
+
+def reservations_of(clock: ManualClock) -> Reservations:
+    return Reservations(lambda: BOUNDLESS, OvercommitConfig(), clock)
 
 
 async def content(store: FileStore, principal: Principal, id_: str) -> bytes:
@@ -55,8 +60,9 @@ async def content(store: FileStore, principal: Principal, id_: str) -> bytes:
 async def test_upload_is_refused_while_the_host_is_short_of_disk_space(tmp_path: Path) -> None:
     full = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
     async with bench(tmp_path, read_host=lambda: full) as at:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(LimitError) as error:
             await at.node.file_store.upload(ALICE, pieces(b"x"), filename="x")
+        assert error.value.code is ErrorCode.NODE_DISK_FULL
 
 
 async def test_file_of_another_owner_is_not_found(store: FileStore) -> None:

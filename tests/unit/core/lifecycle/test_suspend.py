@@ -18,6 +18,7 @@ from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, OnTimeout, ProcessSpec, shell_argv
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
+from tests.unit.core.pools.test_manager import new_key
 
 BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 
@@ -264,3 +265,27 @@ async def test_wake_that_the_store_refuses_keeps_the_image(node: MemoryNode, san
 
     await node.sandboxes.resume(OPERATOR, sandbox.id)
     assert is_in(sandbox, State.RUNNING)
+
+
+async def test_hibernation_beyond_the_quota_is_refused_and_changes_nothing(node: MemoryNode) -> None:
+    anne = await new_key(node, "anne", hibernated_sandboxes=2)
+    sandboxes = [await node.sandboxes.create(anne, BASE) for _ in range(4)]
+    results = await asyncio.gather(*(node.sandboxes.hibernate(anne, sandbox.id) for sandbox in sandboxes), return_exceptions=True)
+    refused = [result for result in results if isinstance(result, SandlotError)]
+    assert [(error.code, error.fields["quota"]) for error in refused] == [(ErrorCode.QUOTA_EXCEEDED, "hibernated_sandboxes")] * 2
+    assert sorted(sandbox.state for sandbox in sandboxes) == sorted([State.HIBERNATED] * 2 + [State.RUNNING] * 2)
+    assert (await node.services.keys.usage(anne)).hibernated_sandboxes == 2
+
+    asleep = next(sandbox for sandbox in sandboxes if sandbox.state is State.HIBERNATED)
+    awake = next(sandbox for sandbox in sandboxes if sandbox.state is State.RUNNING)
+    await node.sandboxes.resume(anne, asleep.id)
+    await node.sandboxes.hibernate(anne, awake.id)
+    bert = await new_key(node, "bert", hibernated_sandboxes=1)
+    await node.sandboxes.hibernate(bert, (await node.sandboxes.create(bert, BASE)).id)
+
+
+async def test_sandbox_beyond_the_quota_of_hibernated_ones_is_paused_at_its_timeout(node: MemoryNode) -> None:
+    anne = await new_key(node, "anne", hibernated_sandboxes=0)
+    sandbox = await node.sandboxes.create(anne, replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE))
+    node.clock.advance(51)
+    await settled(lambda: is_in(sandbox, State.PAUSED))

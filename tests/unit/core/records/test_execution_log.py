@@ -14,8 +14,9 @@ from sandlot.core.execution import changes
 from sandlot.core.records import write_behind
 from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionLog
 from sandlot.core.records.metrics import Metrics
+from sandlot.core.records.retention import Keep, Retention
 from sandlot.core.sandbox import Sandbox
-from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
+from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
 from sandlot.model.executions import KILLED, ExecutionOptions, Output, OutputGap
@@ -51,9 +52,9 @@ class Failing(SqlExecutionRepository):
         await super().save(records)
 
 
-def journal_of(table: SqlExecutionRepository, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
+def journal_of(table: SqlExecutionRepository, store: SqlStore, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
     metrics = Metrics()
-    return ExecutionLog(table, NodeId("aaaa"), clock, metrics), metrics
+    return ExecutionLog(table, NodeId("aaaa"), clock, metrics, Retention(store, Keep(), lambda _: Quota(), clock, metrics)), metrics
 
 
 def disk_full() -> HostError:
@@ -135,7 +136,7 @@ async def test_owner_sees_its_entries_newest_first(at: Bench, sandbox: Sandbox) 
 
 async def test_entries_wait_until_the_store_works_again(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
     table = Failing(store)
-    execution_log, metrics = journal_of(table, clock)
+    execution_log, metrics = journal_of(table, store, clock)
     table.error = disk_full()
     line = execution_log.begin(still, new_process_id(), argv=("true",))
     with structlog.testing.capture_logs() as said:
@@ -155,7 +156,7 @@ async def test_entries_beyond_the_limit_are_lost_with_a_warning(
 ) -> None:
     monkeypatch.setattr("sandlot.core.records.execution_log.MAX_ENTRIES", 3 * PART)
     table = Failing(store)
-    execution_log, metrics = journal_of(table, clock)
+    execution_log, metrics = journal_of(table, store, clock)
     table.error = disk_full()
     for _ in range(5):
         execution_log.begin(still, new_process_id(), argv=("true",)).end("exited", exit_code=0)
@@ -170,7 +171,7 @@ async def test_entry_that_the_store_never_takes_is_lost_alone(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Failing(store)
-    execution_log, metrics = journal_of(table, clock)
+    execution_log, metrics = journal_of(table, store, clock)
     ids = [ExecutionId(new_process_id()) for _ in range(5)]
     save = table.save
 
@@ -198,7 +199,7 @@ async def test_entries_of_one_owner_leave_room_for_others(
     else:
         monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 40_000)
     table = Failing(store)
-    execution_log, _ = journal_of(table, clock)
+    execution_log, _ = journal_of(table, store, clock)
     table.error = disk_full()
     for _ in range(100):
         entry = execution_log.begin(still, new_process_id(), argv=("true",))
@@ -220,7 +221,7 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
     store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 100_000 * PART)
-    execution_log, _ = journal_of(store.executions, clock)
+    execution_log, _ = journal_of(store.executions, store, clock)
     lines = [execution_log.begin(still, new_process_id(), argv=("true",)) for _ in range(10)]
     for entry in lines:
         for _ in range(20):
@@ -248,7 +249,7 @@ async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> 
 
 
 async def test_executions_of_other_nodes_are_not_recovered(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
-    execution_log, _ = journal_of(store.executions, clock)
+    execution_log, _ = journal_of(store.executions, store, clock)
     ours = ExecutionRecord(
         id=ExecutionId(new_process_id()),
         owner=still.owner,

@@ -33,6 +33,7 @@ def upgrade(op: Operations) -> None:
     op.create_index("sandboxes_by_owner", "sandboxes", ["owner", "created_at", "id"])
     op.create_index("sandboxes_by_age", "sandboxes", ["created_at", "id"])
     op.create_index("sandboxes_by_end", "sandboxes", ["ended_at"])
+    op.create_index("sandboxes_by_owner_and_end", "sandboxes", ["owner", "ended_at", "id"])
     op.create_index("sandboxes_by_request", "sandboxes", ["owner", "idempotency_key"], unique=True)
     op.create_table(
         "sandbox_metadata",
@@ -101,6 +102,7 @@ def upgrade(op: Operations) -> None:
     )
     op.create_index("files_by_owner", "files", ["owner", "created_at", "id"])
     op.create_index("files_by_age", "files", ["created_at", "id"])
+    op.create_index("files_by_size", "files", ["owner", "size_bytes"])
     op.create_table(
         "executions",
         sa.Column("id", sa.String(32), primary_key=True),
@@ -122,8 +124,9 @@ def upgrade(op: Operations) -> None:
         sa.Column("origin", sa.String(32), nullable=False),
         sa.Column("files", sa.Integer),
         sa.Column("mode", sa.String(16), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
     )
-    op.create_index("executions_by_owner", "executions", ["owner", "created_at", "id"])
+    op.create_index("executions_by_owner", "executions", ["owner", "created_at", "id", "size_bytes"])
     op.create_index("executions_by_sandbox", "executions", ["sandbox", "created_at", "id"])
     op.create_index("executions_by_age", "executions", ["created_at", "id"])
     running = sa.text("status = 'running'")
