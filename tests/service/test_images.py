@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,10 +94,25 @@ argv = ["/bin/sh", "-c", "echo half > /half; sleep 600"]
 """
 
 
+BIG_TOML = """
+from = "tiny"
+
+[env]
+PATH = "/bin"
+
+[[run]]
+argv = ["/bin/sh", "-c", "dd if=/dev/zero of=/big bs=1M count=150 && sleep 600"]
+"""
+"""An image that leaves less than ``SMALL_RESERVE_BYTES`` free on a disk of ``SMALL_DISK_BYTES``, and does not fill the disk."""
+SMALL_DISK_BYTES = 256 << 20
+SMALL_RESERVE_BYTES = 128 << 20
+
+
 def write_recipes(folder: Path) -> None:
     (folder / "recipes").mkdir()
     (folder / "recipes/tiny.toml").write_text(TINY_TOML, encoding="utf-8")
     (folder / "recipes/slow.toml").write_text(SLOW_TOML, encoding="utf-8")
+    (folder / "recipes/big.toml").write_text(BIG_TOML, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +283,43 @@ def test_builder_that_is_told_to_stop_cleans_up(shop: Path) -> None:
         assert status == expected
         assert left_in(shop / "cache") == []
         assert sorted((shop / "cache/images").iterdir()) == images
+
+
+@pytest.fixture
+def small_shop(tmp_path: Path, built: Built) -> Iterator[Path]:
+    """A folder for builders whose cache has the image ``tiny`` and a file system of ``SMALL_DISK_BYTES``."""
+    write_recipes(tmp_path)
+    disk, cache = tmp_path / "disk", tmp_path / "cache"
+    with disk.open("wb") as file:
+        file.truncate(SMALL_DISK_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+    cache.mkdir()
+    subprocess.run(["mount", "-o", "loop", disk, cache], check=True)
+    try:
+        subprocess.run(["cp", "--archive", f"{built.cache}/.", cache], check=True)
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", cache], check=True)
+
+
+def test_build_that_would_take_the_reserve_of_the_disk_is_ended_and_leaves_nothing(small_shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDLOT_DISK_RESERVE_BYTES", str(SMALL_RESERVE_BYTES))
+    cache = small_shop / "cache"
+    images, free = sorted((cache / "images").iterdir()), shutil.disk_usage(cache).free
+    assert free > 150 << 20
+    status, out, err = Builder.start(small_shop, "big").finish()
+    assert (status, out) == (1, "")
+    assert "128 MiB are reserved for the host" in err
+    assert left_in(cache) == []
+    assert sorted((cache / "images").iterdir()) == images
+    assert free - shutil.disk_usage(cache).free < 1 << 20
+    assert processes_in(cache) == []
+
+    monkeypatch.setenv("SANDLOT_DISK_RESERVE_BYTES", str(SMALL_DISK_BYTES))
+    status, _, err = Builder.start(small_shop, "big").finish()
+    assert status == 1
+    assert "256 MiB are reserved for the host" in err
+    assert "running /bin/sh" not in err
 
 
 # ---------------------------------------------------------------------------------------------------------------- roots

@@ -38,9 +38,11 @@ def build(
 ) -> None:
     """Build root filesystem images and print their directories.
 
-    An image that is built already is not built again.
+    An image that is built already is not built again. A build leaves the disk space free that SANDLOT_DISK_RESERVE_BYTES keeps for the host.
     """
-    store, progress = _store(cache, recipes), _TimedProgress()
+    from sandlot.server.settings import Settings
+
+    store, progress = _store(cache, recipes, Settings.load().disk_reserve_bytes), _TimedProgress()
     for name in names:
         typer.echo(store.root(name, progress).tree)
 
@@ -87,14 +89,14 @@ def prune(*, cache: Cache = None, recipes: Recipes = None) -> None:
     typer.echo(_store(cache, recipes).prune())
 
 
-def _store(cache: Path | None, recipes: Path | None) -> ImageStore:
+def _store(cache: Path | None, recipes: Path | None, reserve_bytes: int | None = None) -> ImageStore:
     from sandlot.images import recipe
     from sandlot.images.store import ImageStore, cache_from
 
     # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
     own = recipe.load_folder(recipes) if recipes else {}
-    return ImageStore(cache or cache_from(os.environ), {**recipe.builtin(), **own})
+    return ImageStore(cache or cache_from(os.environ), {**recipe.builtin(), **own}, reserve_bytes=reserve_bytes)
 
 
 class _TimedProgress:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sandlot.host import durable, locked_folder
+from sandlot.host.free_space import FreeSpace
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
@@ -35,12 +36,14 @@ class BuildCache:
     Args:
         cache: The cache directory. The first build creates it if it does not exist.
         kind: Name of the kind, such as ``images``. The folder with the results in the cache directory has this name.
+        space: Free space of the disk of the cache directory. No build begins while no more than the reserve is free.
     """
 
-    __slots__ = ("_cache", "_folder", "kind")
+    __slots__ = ("_cache", "_folder", "_space", "kind")
 
-    def __init__(self, cache: Path, kind: str) -> None:
+    def __init__(self, cache: Path, kind: str, space: FreeSpace) -> None:
         self._cache = cache
+        self._space = space
         self.kind = kind
         self._folder = cache / kind
 
@@ -63,7 +66,7 @@ class BuildCache:
 
         Raises:
             HostError: The cache directory is not writable.
-            LimitError: The disk of the cache directory is full.
+            LimitError: The disk of the cache directory is full, or no more than the reserve is free.
         """
         with _translated_errors(self._cache):
             found = self.find(key)
@@ -75,6 +78,7 @@ class BuildCache:
                 if found is not None:
                     return found
                 self.sweep()
+                self._space.check()
                 with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
                     build(temporary.content, temporary.descriptor)
                     durable.sync_file_system(temporary.content)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from sandlot.host.free_space import FreeSpace
 from sandlot.host.service_cgroup import leave_service_cgroup
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
@@ -22,14 +23,16 @@ class CommandRunner:
 
     Args:
         log: Path of the file to which the output is appended.
+        space: Free space of the disk to which the commands write. A command is killed when no more than the reserve is free.
         inherit: File descriptors that the commands inherit, such as the lock of the folder that they write to. The folder then stays locked until
             the last process of the commands has ended.
     """
 
-    __slots__ = ("_inherit", "log")
+    __slots__ = ("_inherit", "_space", "log")
 
-    def __init__(self, log: Path, inherit: Iterable[int] = ()) -> None:
+    def __init__(self, log: Path, space: FreeSpace, inherit: Iterable[int] = ()) -> None:
         self.log = log
+        self._space = space
         self._inherit = tuple(inherit)
 
     def run(self, what: str, argv: tuple[str, ...], *, env: Mapping[str, str], on_line: Callable[[str], object] = lambda _line: None) -> None:
@@ -42,7 +45,7 @@ class CommandRunner:
             on_line: Function that is called with each line of the command's output. If this function raises, the command is killed.
 
         Raises:
-            LimitError: The command failed because the disk is full.
+            LimitError: The command failed because the disk is full, or was killed because no more than the reserve is free.
             HostError: The program is not installed, or the command failed. The message contains the last lines of the output.
         """
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -62,7 +65,7 @@ class CommandRunner:
                 )
             except FileNotFoundError:
                 raise missing_program(argv[0]) from None
-            with process:
+            with process, self._space.watched(process.kill):
                 # A build uses minutes of CPU time and much memory. It must not have the priority and protection of the service's control group.
                 leave_service_cgroup(process.pid)
                 output = process.stdout

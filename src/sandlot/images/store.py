@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandlot.host.free_space import FreeSpace
 from sandlot.images import build, interpreter
 from sandlot.images import recipe as recipes
 from sandlot.images.build_cache import BuildCache
@@ -86,17 +87,19 @@ class ImageStore:
     Args:
         cache: The cache directory. All its folders must be on one file system. The first build creates it if it does not exist.
         known: The recipes by name. None: the recipes that come with Sandlot.
+        reserve_bytes: Bytes of the disk that builds leave free. None: 5 %, 1 to 4 GiB.
     """
 
-    __slots__ = ("_cache", "_guests", "_images", "_interpreters", "_recipes", "_roots")
+    __slots__ = ("_cache", "_guests", "_images", "_interpreters", "_recipes", "_roots", "_space")
 
-    def __init__(self, cache: Path, known: Mapping[str, Recipe] | None = None) -> None:
+    def __init__(self, cache: Path, known: Mapping[str, Recipe] | None = None, *, reserve_bytes: int | None = None) -> None:
         self._cache = cache.absolute()
+        self._space = FreeSpace(self._cache, reserve_bytes)
         self._recipes = recipes.builtin() if known is None else known
-        self._images = BuildCache(self._cache, "images")
-        self._interpreters = BuildCache(self._cache, "interpreters")
-        self._guests = BuildCache(self._cache, "guests")
-        self._roots = BuildCache(self._cache, "roots")
+        self._images = BuildCache(self._cache, "images", self._space)
+        self._interpreters = BuildCache(self._cache, "interpreters", self._space)
+        self._guests = BuildCache(self._cache, "guests", self._space)
+        self._roots = BuildCache(self._cache, "roots", self._space)
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -117,7 +120,7 @@ class ImageStore:
         Raises:
             NotFoundError: There is no such template. The hint lists the known templates.
             HostError: A program is not installed on the host, or a step of the build failed.
-            LimitError: The disk is full.
+            LimitError: The disk is full, or no more than its reserve is free.
         """
         line = recipes.lineage(self._recipes, name)
         architecture = build.architecture()
@@ -138,7 +141,7 @@ class ImageStore:
         Raises:
             NotFoundError: There is no such template. The hint lists the known templates.
             HostError: A program is not installed on the host, or a step of the build failed.
-            LimitError: The disk is full.
+            LimitError: The disk is full, or no more than its reserve is free.
         """
         image = self.ensure(name, progress)
         guest = self._guest(progress)
@@ -284,7 +287,7 @@ class ImageStore:
         logs.mkdir(mode=0o700, exist_ok=True)
         log = logs / f"{name}.log"
         log.unlink(missing_ok=True)
-        return CommandRunner(log, inherit=(lock,))
+        return CommandRunner(log, self._space, inherit=(lock,))
 
 
 def _root_digest(image: Path, guest: Path) -> str:

@@ -183,7 +183,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
         UnavailableError: The database cannot be reached.
     """
-    images, clock = ImageTemplates(ImageStore(settings.cache_dir)), clock or SystemClock()
+    images, clock = ImageTemplates(ImageStore(settings.cache_dir, reserve_bytes=settings.disk_reserve_bytes)), clock or SystemClock()
     async with AsyncExitStack() as opened:
         # Storage
         data_dir.prepare_data_dir(settings.data_dir)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.cli.main import dispatch
+from sandlot.host.free_space import FreeSpace
 from sandlot.images.build_cache import BuildCache
 
 KEY = "a" * 64
@@ -20,7 +21,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     def build(folder: Path, _lock: object) -> None:
         (folder / "manifest.json").write_text(json.dumps({"name": "old", "size_bytes": 3 << 20}))
 
-    BuildCache(tmp_path, "roots").ensure(KEY, build, lambda: None)
+    BuildCache(tmp_path, "roots", FreeSpace(tmp_path)).ensure(KEY, build, lambda: None)
     before = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, before)

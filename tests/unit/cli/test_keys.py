@@ -121,8 +121,10 @@ def everything(keys: Command) -> None:
         (
             "bound",
             "no",
-            "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,"
-            "stored_executions=5,stored_execution=6M,stored_files=7,stored_file=8M,hibernated_sandboxes=9,pools=2,network=none",
+            (
+                "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,"
+                "stored_executions=5,stored_execution=6M,stored_files=7,stored_file=8M,hibernated_sandboxes=9,pools=2,network=none"
+            ),
         ),
         ("boss", "yes", "-"),
         ("free", "no", "-"),

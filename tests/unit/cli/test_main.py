@@ -134,7 +134,7 @@ def test_help_texts_begin_with_a_sentence() -> None:
 OTHER_IMPORTS = {
     "service.py": {"sandlot.server"},
     "keys.py": {"sandlot.server", "sandlot.core.access.api_keys", "sandlot.model.access", "sandlot.model.records"},
-    "images.py": {"sandlot.images"},
+    "images.py": {"sandlot.images", "sandlot.server.settings"},
     "options.py": {"sandlot.images.recipe"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
     "doctor/command.py": {"sandlot.host"},

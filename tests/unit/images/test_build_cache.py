@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host.free_space import FreeSpace
 from sandlot.images.build_cache import BuildCache
+from sandlot.images.command import CommandRunner
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 KEY = "a" * 64
@@ -37,7 +39,7 @@ def left_in(cache: Path) -> list[str]:
 
 
 def test_result_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path / "cache", "things")
+    builds = BuildCache(tmp_path / "cache", "things", FreeSpace(tmp_path / "cache"))
     assert builds.find(KEY) is None
     assert builds.keys() == []
     folder = builds.ensure(KEY, fill(), nobody)
@@ -49,7 +51,7 @@ def test_result_is_built_once_and_found_afterwards(tmp_path: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
 
     def fail(folder: Path, _lock: int) -> None:
         (folder / "half").touch()
@@ -64,7 +66,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 def test_second_builder_builds_if_the_first_failed(tmp_path: Path) -> None:
     building, waiting = threading.Event(), threading.Event()
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
 
     def failing(_folder: Path, _lock: int) -> None:
         building.set()
@@ -83,7 +85,7 @@ def test_second_builder_builds_if_the_first_failed(tmp_path: Path) -> None:
 
 
 def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
 
     def build(folder: Path, lock: int) -> None:
         builds.ensure(OTHER, fill(), nobody)
@@ -94,7 +96,7 @@ def test_builders_of_different_keys_do_not_wait(tmp_path: Path) -> None:
 
 
 def test_build_is_protected_by_the_lock_whose_descriptor_it_gets(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
 
     def build(folder: Path, lock: int) -> None:
         assert os.path.samestat(os.fstat(lock), folder.parent.stat())
@@ -104,14 +106,14 @@ def test_build_is_protected_by_the_lock_whose_descriptor_it_gets(tmp_path: Path)
 
 
 def test_next_builder_sweeps_what_a_dead_one_left(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
     (tmp_path / "tmp/things-dead").mkdir(parents=True)
     builds.ensure(KEY, fill(), nobody)
     assert left_in(tmp_path) == []
 
 
 def test_removed_folder_is_built_again(tmp_path: Path) -> None:
-    builds = BuildCache(tmp_path, "things")
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
     builds.ensure(KEY, fill(), nobody)
     assert builds.remove(KEY)
     assert not builds.remove(KEY)
@@ -132,6 +134,31 @@ def test_error_of_the_system_is_reported_with_a_hint(tmp_path: Path, number: int
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(kind, match="SANDLOT_CACHE_DIR") as caught:
-        BuildCache(tmp_path, "things").ensure(KEY, build, nobody)
+        BuildCache(tmp_path, "things", FreeSpace(tmp_path)).ensure(KEY, build, nobody)
     assert getattr(caught.value, "code", None) is code
     assert left_in(tmp_path) == []
+
+
+def test_no_build_begins_while_no_more_than_the_reserve_is_free(small_disk: Path) -> None:
+    builds = BuildCache(small_disk, "things", FreeSpace(small_disk, 3 << 20))
+    with pytest.raises(LimitError) as caught:
+        builds.ensure(KEY, never, nobody)
+    assert caught.value.code is ErrorCode.NODE_DISK_FULL
+    assert list((small_disk / "things").iterdir()) == []
+    assert BuildCache(small_disk, "things", FreeSpace(small_disk, 1 << 20)).ensure(KEY, fill(), nobody).is_dir()
+
+
+def test_build_during_which_the_disk_fills_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    space = FreeSpace(small_disk, 1 << 20)
+
+    def build(folder: Path, lock: int) -> None:
+        write = f"head -c 1500000 /dev/zero > {folder}/half; exec sleep 4713"
+        CommandRunner(tmp_path / "log", space, inherit=(lock,)).run("it", ("sh", "-c", write), env={"PATH": "/usr/bin:/bin"})
+
+    builds = BuildCache(small_disk, "things", space)
+    with pytest.raises(LimitError) as caught:
+        builds.ensure(KEY, build, nobody)
+    assert caught.value.code is ErrorCode.NODE_DISK_FULL
+    assert left_in(small_disk) == []
+    assert builds.find(KEY) is None
+    space.check()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host.free_space import FreeSpace
 from sandlot.images import command
 from sandlot.images.command import CommandRunner
 from sandlot.model.errors import ErrorCode, HostError, LimitError
@@ -15,7 +16,7 @@ ENV = {"PATH": "/usr/bin:/bin"}
 
 def test_output_goes_to_the_log_and_line_by_line_to_the_caller(tmp_path: Path) -> None:
     lines: list[str] = []
-    runner = CommandRunner(tmp_path / "log")
+    runner = CommandRunner(tmp_path / "log", FreeSpace(tmp_path))
     runner.run("a", ("sh", "-c", "echo one; echo two >&2"), env=ENV, on_line=lines.append)
     runner.run("b", ("sh", "-c", "printf '\\377'"), env=ENV)
     assert lines == ["one", "two"]
@@ -24,14 +25,14 @@ def test_output_goes_to_the_log_and_line_by_line_to_the_caller(tmp_path: Path) -
 
 def test_command_gets_only_the_given_environment_and_no_input(tmp_path: Path) -> None:
     lines: list[str] = []
-    CommandRunner(tmp_path / "log").run("a", ("/usr/bin/env",), env={"ONLY": "this"}, on_line=lines.append)
+    CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("a", ("/usr/bin/env",), env={"ONLY": "this"}, on_line=lines.append)
     assert lines == ["ONLY=this"]
-    CommandRunner(tmp_path / "log").run("a", ("cat",), env=ENV)
+    CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("a", ("cat",), env=ENV)
 
 
 def test_failure_shows_the_end_of_the_output_and_the_path_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"making it failed with status 3") as caught:
-        CommandRunner(tmp_path / "log").run("making it", ("sh", "-c", "seq 1 100; exit 3"), env=ENV)
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("making it", ("sh", "-c", "seq 1 100; exit 3"), env=ENV)
     assert "\n    100\n" in str(caught.value)
     assert "\n    50\n" not in str(caught.value)
     assert str(tmp_path / "log") in caught.value.hint
@@ -40,13 +41,15 @@ def test_failure_shows_the_end_of_the_output_and_the_path_of_the_log(tmp_path: P
 
 def test_full_disk_is_reported_although_more_output_follows(tmp_path: Path) -> None:
     with pytest.raises(LimitError, match="SANDLOT_CACHE_DIR") as caught:
-        CommandRunner(tmp_path / "log").run("it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV)
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run(
+            "it", ("sh", "-c", "echo 'dpkg: error: No space left on device'; seq 1 100; exit 1"), env=ENV
+        )
     assert caught.value.code is ErrorCode.NODE_DISK_FULL
 
 
 def test_missing_program_is_reported_with_its_package(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="apt-get install no-such-program"):
-        CommandRunner(tmp_path / "log").run("it", ("no-such-program",), env=ENV)
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("it", ("no-such-program",), env=ENV)
     with pytest.raises(HostError, match="apt-get install no-such-program"):
         command.require_programs("sh", "no-such-program")
     assert command.output_of(("no-such-program",)) == ""
@@ -63,7 +66,18 @@ def test_error_of_the_caller_ends_the_command_and_its_children(tmp_path: Path) -
     # The grandchild is in the namespace that unshare kills.
     argv = ("unshare", "--pid", "--fork", "--kill-child=KILL", "sh", "-c", "sleep 4711 & echo started; exec sleep 4711")
     with pytest.raises(KeyboardInterrupt):
-        CommandRunner(tmp_path / "log").run("it", argv, env=ENV, on_line=refuse)
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("it", argv, env=ENV, on_line=refuse)
     assert seen == ["started"]
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert b"sleep\x004711\0" not in commands
+
+
+def test_command_is_killed_when_no_more_than_the_reserve_is_free(small_disk: Path, tmp_path: Path) -> None:
+    """``small_disk`` has 2 MiB; the command would otherwise wait for ever."""
+    write = f"head -c 1500000 /dev/zero > {small_disk}/half; echo written; exec sleep 4712"
+    lines: list[str] = []
+    with pytest.raises(LimitError) as caught:
+        CommandRunner(tmp_path / "log", FreeSpace(small_disk, 1 << 20)).run("it", ("sh", "-c", write), env=ENV, on_line=lines.append)
+    assert (caught.value.code, caught.value.fields["reserve"]) == (ErrorCode.NODE_DISK_FULL, 1 << 20)
+    assert lines == ["written"]
+    assert (small_disk / "half").stat().st_size == 1_500_000, "the disk itself is not full"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host.free_space import FreeSpace
 from sandlot.images.build_cache import BuildCache
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.store import ImageStore
@@ -34,7 +35,7 @@ def test_unknown_template_is_refused_without_side_effects(tmp_path: Path, verb: 
 
 def test_prune_keeps_named_roots_without_a_recipe(tmp_path: Path) -> None:
     digest = "a" * 64
-    BuildCache(tmp_path, "roots").ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
+    BuildCache(tmp_path, "roots", FreeSpace(tmp_path)).ensure(digest, lambda folder, _lock: (folder / "tree").mkdir(), lambda: None)
     store = ImageStore(tmp_path, {})
 
     assert store.prune(keep=[digest]) == 0

@@ -39,6 +39,7 @@ from enum import StrEnum
 from typing import Final
 
 from sandlot.core.ports import Clock
+from sandlot.host import free_space
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ports import HeadroomRange, HostReading, Resources
@@ -54,11 +55,11 @@ PRESSURE_RETRY_AFTER_S: Final = 5
 ROOM_TIMEOUT_S: Final = 10.0
 """Maximum seconds that a request waits for sandboxes that are being removed. Measured duration of a removal: 0.05 to 2 s."""
 
-RESERVE_DIVISOR: Final = 20
+RESERVE_DIVISOR: Final = free_space.RESERVE_DIVISOR
 """The default reserve is a twentieth of each resource, clamped to ``MIN_RESERVE`` and ``MAX_RESERVE``."""
-MIN_RESERVE: Final = Resources(memory_bytes=512 * MIB, disk_bytes=GIB, pids=512)
+MIN_RESERVE: Final = Resources(memory_bytes=512 * MIB, disk_bytes=free_space.MIN_RESERVE_BYTES, pids=512)
 """Smallest default reserve. An idle Debian system and the service together use about 200 MiB and 150 tasks."""
-MAX_RESERVE: Final = Resources(memory_bytes=4 * GIB, disk_bytes=4 * GIB, pids=4096)
+MAX_RESERVE: Final = Resources(memory_bytes=4 * GIB, disk_bytes=free_space.MAX_RESERVE_BYTES, pids=4096)
 """Largest default reserve. On a larger machine, the system and the service do not use more."""
 
 
