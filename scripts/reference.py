@@ -364,7 +364,10 @@ def limits() -> str:
     """Return the page of all limits."""
     sections = [part for title, rows in _limits().items() for part in (f"## {title}", _table(("Limit", "Default", "Maximum", "Changed by"), rows))]
     described = _arguments(Quota)
-    quotas = [(f"`{each.name}`", described[each.name], _plain_value(each.default)) for each in dataclasses.fields(Quota)]
+    quotas = [
+        (f"`{each.name}`", described[each.name], _size(each.default) if each.name.endswith("_bytes") and each.default else _plain_value(each.default))
+        for each in dataclasses.fields(Quota)
+    ]
     return _page("Limits", _LIMITS, *sections, "## Quotas of a key", _QUOTAS, _table(("Quota", "Meaning", "Default"), quotas))
 
 
@@ -381,6 +384,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             _setting("time for which a suspended sandbox is kept", "suspended_keep_s"),
             _setting("live sandboxes of a node", "max_sandboxes"),
             ("live sandboxes of a key", str(Quota().sandboxes), "none", "quota `sandboxes`"),
+            ("hibernated sandboxes of a key", str(Quota().hibernated_sandboxes), "none", "quota `hibernated_sandboxes`"),
             _setting("sandboxes that start at the same time", "max_creates"),
             ("name", "", "63 characters", ""),
             ("metadata", "", f"{sandboxes.MAX_METADATA_ENTRIES} entries, {_size(sandboxes.MAX_METADATA_BYTES)} in all", ""),
@@ -431,6 +435,8 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("events that a watcher keeps", "", f"{watch.MAX_EVENTS:,}", ""),
             ("name of a stored file", "", f"{files.MAX_FILENAME_BYTES} bytes", ""),
             ("stored files of one import", "", str(files.MAX_INJECTED), ""),
+            ("stored files of a key", f"{Quota().stored_files:,}", "none", "quota `stored_files`"),
+            ("size of the stored files of a key", _size(Quota().stored_file_bytes or 0), "none", "quota `stored_file_bytes`"),
         ],
         "Volumes, snapshots and pools": [
             ("size of a volume", _size(volumes.DEFAULT_SIZE_BYTES), _range((volumes.MIN_SIZE_BYTES, volumes.MAX_SIZE_BYTES)), "`size_bytes`"),
@@ -448,10 +454,12 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("attempts to deliver an event", "", str(payload.MAX_ATTEMPTS), ""),
             ("code and each output stream in the execution log", "", _size(MAX_LOGGED_BYTES), ""),
             _setting("time for which executions are kept", "executions_keep_s"),
-            _setting("executions that are kept", "executions_keep"),
+            _setting("executions that are kept", "executions_keep", "quota `stored_executions`"),
+            _setting("size of these executions", "executions_max_bytes", "quota `stored_execution_bytes`"),
             _setting("time for which events are kept", "events_keep_s"),
             _setting("events that are kept", "events_keep"),
             _setting("time for which ended sandboxes are kept", "sandboxes_keep_s"),
+            _setting("ended sandboxes that are kept", "sandboxes_keep"),
         ],
         "Requests and connections": [
             ("JSON body", "", _size(JSON_MAX_BYTES), ""),
@@ -503,7 +511,7 @@ def _range(bounds: tuple[float, float], format_: str = "") -> str:
 
 
 def _plain_value(value: object) -> str:
-    return "none" if value is None else "yes" if value is True else str(value)
+    return "none" if value is None else "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
