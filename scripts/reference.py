@@ -363,11 +363,8 @@ unix socket, have no quotas."""
 def limits() -> str:
     """Return the page of all limits."""
     sections = [part for title, rows in _limits().items() for part in (f"## {title}", _table(("Limit", "Default", "Maximum", "Changed by"), rows))]
-    described = _arguments(Quota)
-    quotas = [
-        (f"`{each.name}`", described[each.name], _size(each.default) if each.name.endswith("_bytes") and each.default else _plain_value(each.default))
-        for each in dataclasses.fields(Quota)
-    ]
+    quota = Quota()
+    quotas = [(f"`{name}`", description, _quota(name, getattr(quota, name))) for name, description in _arguments(Quota).items()]
     return _page("Limits", _LIMITS, *sections, "## Quotas of a key", _QUOTAS, _table(("Quota", "Meaning", "Default"), quotas))
 
 
@@ -510,8 +507,10 @@ def _range(bounds: tuple[float, float], format_: str = "") -> str:
     return f"{low} to {high}"
 
 
-def _plain_value(value: object) -> str:
-    return "none" if value is None else "yes" if value is True else f"{value:,}" if isinstance(value, int) else str(value)
+def _quota(name: str, value: object) -> str:
+    if value is None or value is True:
+        return "none" if value is None else "yes"
+    return str(value) if not isinstance(value, int) else _size(value) if name.endswith("_bytes") else f"{value:,}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
