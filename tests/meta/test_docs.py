@@ -1,4 +1,4 @@
-"""The documentation site builds without warnings, which include broken links, and its search finds pages. Guides have one form."""
+"""The documentation site builds without warnings, broken links included, and its search finds pages. Guides have one form; few blocks do not run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.meta.tree import ROOT
+from tests.support.documented import Page
 
 
 @pytest.mark.slow
@@ -31,3 +32,13 @@ def test_guide_ends_with_problems_and_their_solutions(page: Path) -> None:
     headings = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[-1] == "Solve problems"
     assert len(headings) > 1
+
+
+def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:
+    marked = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        page = Page(path)
+        reasons = [block.reason for block in page.blocks() if block.reason is not None]
+        assert path.read_text(encoding="utf-8").count("<!-- no-run") == len(reasons), f"{page.name}: a mark has no reason or is not above a block"
+        marked += [f"{page.name}: {reason}" for reason in reasons]
+    assert len(marked) <= 10, marked
