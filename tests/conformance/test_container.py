@@ -15,6 +15,8 @@ from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.paths import SandboxFolder, sandboxes_folder
 from sandlot.drivers.oci.probe import make_tiny_root
 from sandlot.host import disk_images
+from sandlot.host.cgroup_layout import SOCKET_BYTES
+from sandlot.host.cgroups import detect_layout
 from sandlot.host.id_ranges import FIRST_ID, FOLDER, IDS, RANGES, IdRanges
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import HostError
@@ -130,6 +132,47 @@ async def test_system_calls_that_affect_the_whole_host_do_nothing(harness: Drive
         for user in (User.USER, User.ROOT):
             done = await sandbox.run("python3", "-c", program, user=user)
             assert (done.exit_code, done.stdout) == (0, "-1 38 0\n"), done.stderr
+
+
+FILLED_SOCKETS = """
+import socket
+held, listener = [], socket.create_server(("127.0.0.1", 0))
+for number in range(100):
+    kind = socket.SOCK_STREAM if number % 2 else socket.SOCK_DGRAM
+    sending, receiving = socket.socket(socket.AF_INET, kind), socket.socket(socket.AF_INET, kind)
+    for end in (sending, receiving):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 26)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
+    try:
+        if kind == socket.SOCK_DGRAM:
+            receiving.bind(("127.0.0.1", 0))
+            sending.connect(receiving.getsockname())
+        else:
+            sending.settimeout(1)
+            sending.connect(listener.getsockname())
+            receiving = listener.accept()[0]
+        sending.setblocking(False)
+        for _ in range(2000):
+            sending.send(bytes(8000))
+    except OSError:
+        pass
+    held.append((sending, receiving))
+print("held", len(held), flush=True)
+"""
+
+
+async def test_socket_buffers_are_bounded(harness: DriverHarness) -> None:
+    """Version 1 of control groups counts the buffers of TCP and UDP apart from the memory, and bounds them only if a limit is set."""
+    async with harness.sandbox() as sandbox:
+        done = await sandbox.run("python3", "-c", FILLED_SOCKETS)
+        assert done.stdout == "held 100\n", done.stderr
+        if detect_layout().version == 1:
+            name = "memory.kmem.tcp.max_usage_in_bytes"
+            (most_bytes,) = (int((folder / name).read_text()) for folder in group(harness, sandbox.instance).folders if (folder / name).exists())
+            # A socket that is nearly empty may exceed the limit by a few packets.
+            assert SOCKET_BYTES // 2 < most_bytes < SOCKET_BYTES + 8 * 1024**2
+        waits = await sandbox.run("cat", "/proc/sys/net/ipv4/tcp_max_tw_buckets")
+        assert waits.stdout == "4096\n"
 
 
 async def test_its_first_process_ends_all_of_it_and_by_nothing_but_a_kill(harness: DriverHarness) -> None:
