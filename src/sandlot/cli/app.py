@@ -32,9 +32,9 @@ from sandlot.cli import (
 from sandlot.cli.bench import command as bench
 from sandlot.cli.demo import command as demo
 from sandlot.cli.doctor import command as doctor
-from sandlot.cli.main import version_text
 from sandlot.cli.options import JsonOutput
 from sandlot.cli.repl import session as repl
+from sandlot.cli.version import version_text
 
 SERVICE = "Service"
 """Heading of the commands for operators in the help."""

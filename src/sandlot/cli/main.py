@@ -15,12 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from typing import Any
 
-from sandlot import __version__
+from sandlot.cli.version import version_text
 
 EXIT_SANDLOT_ERROR = 125
 """Status of ``run`` and ``exec`` if Sandlot failed and not the program, as of docker(1)."""
@@ -59,18 +58,6 @@ def dispatch(arguments: list[str]) -> int:
             raise
         _print_error(*_describe(error))
         return failed or 1
-
-
-def version_text(*, json_output: bool = False) -> str:
-    """Return the output of ``sandlot version``: the version of Sandlot, and the builds of the runtimes that are installed on this machine."""
-    from sandlot.host.programs import installed_runtimes
-
-    runtimes = installed_runtimes()
-    if json_output:
-        found = [{"name": each.name, "version": each.version, "build_date": each.build_date, "source": each.source} for each in runtimes]
-        return json.dumps({"version": __version__, "runtimes": found}, indent=2)
-    built = (f"{each.name} {each.version}{f', built {each.build_date}' if each.build_date else ''} ({each.source})" for each in runtimes)
-    return "\n".join((f"sandlot {__version__}", *built))
 
 
 @functools.cache

@@ -138,7 +138,7 @@ OTHER_IMPORTS = {
     "options.py": {"sandlot.images.recipe"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
     "doctor/command.py": {"sandlot.host"},
-    "main.py": {"sandlot.host.programs"},
+    "version.py": {"sandlot.host.programs"},
 }
 """Imports besides public names of ``sandlot.sdk``: of commands that work on this machine and not through a service."""
 
