@@ -50,7 +50,7 @@ from sandlot.server.settings import PREFIX, Settings
 from sandlot.server.v1.events import EventResponse
 from sandlot.server.v1.processes import MAX_WAIT_S
 from sandlot.server.v1.sandboxes import MAX_FILE_IDS
-from sandlot.web import listener, websocket
+from sandlot.web import connections, json_body, listener, websocket
 from sandlot.web.body_limits import JSON_MAX_BYTES
 from sandlot.web.streaming import KEEP_ALIVE_S
 
@@ -460,6 +460,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
         ],
         "Requests and connections": [
             ("JSON body", "", _size(JSON_MAX_BYTES), ""),
+            (f"JSON body of more than {_size(json_body.INLINE_MAX_BYTES)}", "", f"{json_body.MAX_VALUES:,} values, {json_body.MAX_DEPTH} levels", ""),
             ("`Idempotency-Key`", "", "255 characters", ""),
             ("page of a list", "100; of executions and stored files 50", "1,000; of executions 200", "`limit`"),
             ("head of a request", "", f"{_size(listener.HEAD_MAX_BYTES)}, {listener.HEAD_MAX_FIELDS} fields", ""),
@@ -467,6 +468,8 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("time without progress of a client during a request", "", _time(listener.STALL_TIMEOUT_S), ""),
             ("message to a WebSocket", "", _size(websocket.MESSAGE_MAX_BYTES), ""),
             ("silence of an event stream until a keep-alive", "", _time(KEEP_ALIVE_S), ""),
+            ("connections on TCP of a key, or of an address without a key", "250", f"1/{connections.SHARES} of all", "`SANDLOT_MAX_CONNECTIONS`"),
+            ("idle connection without a key", "", f"{listener.ANONYMOUS_KEEP_ALIVE_S:g} s", ""),
             _setting("connections, for TCP and the unix socket each", "max_connections"),
             _setting("memory for buffered requests, output and responses", "buffer_bytes"),
         ],

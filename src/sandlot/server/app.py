@@ -40,6 +40,7 @@ from sandlot.web import errors
 from sandlot.web.body_limits import BodyLimits
 from sandlot.web.error_formats import ErrorFormatSelector
 from sandlot.web.errors import PROBLEM_FORMAT
+from sandlot.web.json_body import JsonParser
 from sandlot.web.middleware import RequestMiddleware
 from sandlot.web.route_table import RouteEntry, route_entries
 
@@ -84,6 +85,7 @@ def create_app(service: RunningService) -> FastAPI:
     errors.install_error_handlers(app, ERROR_FORMATS, route_table())
     app.state.service = service
     app.state.node = service.node
+    app.state.json_parser = JsonParser()
     app.add_middleware(
         RequestMiddleware,
         keys=service.api_keys,

@@ -8,17 +8,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from sandlot.model.errors import SandlotError
 from sandlot.model.specs import MIB
+from sandlot.web.errors import ResponseInterruptedError
 
 STDOUT, STDERR = 1, 2
 HTTP_SERVER = "uvicorn.error"
 """Logger of uvicorn."""
+MAX_WARNINGS = 10
+WARNINGS_S = 60.0
 MAX_BYTES = 16 * MIB
 """Maximum size of a local service's log file. The previous file, of the same size, is kept beside it."""
 
@@ -58,19 +63,35 @@ def configure(level: str, form: str) -> None:
         )
     )
     server = logging.getLogger(HTTP_SERVER)
-    server.filters[:] = [shorten]
+    server.filters[:] = [HttpServerFilter()]
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(_LEVELS[level], logging.WARNING))
 
 
-def shorten(record: logging.LogRecord) -> bool:
-    """Shorten the record of a response that an error of the sandbox interrupted to one line, so that a guest cannot fill the log with tracebacks."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, SandlotError):
-        record.msg, record.args, record.exc_info = "A response was interrupted: %s", (error.code.value,), None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-    return True
+class HttpServerFilter:
+    """Keeps clients from filling the log with records of the HTTP server.
+
+    Records of interrupted responses are dropped: the line of the request has the reason. Of other records without an exception, at most
+    ``MAX_WARNINGS`` pass in ``WARNINGS_S`` seconds. Records with another exception are defects and pass.
+
+    Args:
+        now_s: Clock, in seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._passed: deque[float] = deque(maxlen=MAX_WARNINGS)
+
+    def __call__(self, record: logging.LogRecord) -> bool:
+        """Return True if a record is to be logged."""
+        if record.exc_info and record.exc_info[1] is not None:
+            return not isinstance(record.exc_info[1], ResponseInterruptedError)
+        now_s = self._now_s()
+        if len(self._passed) == MAX_WARNINGS and now_s - self._passed[0] < WARNINGS_S:
+            return False
+        self._passed.append(now_s)
+        return True
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_BYTES) -> bool:

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
+from starlette.websockets import WebSocketDisconnect
 
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError, SandlotError, TimeoutExceededError
 from sandlot.model.faults import Fault
@@ -50,6 +51,28 @@ class BodyRefusedError(HTTPException):
     def __init__(self, error: SandlotError) -> None:
         super().__init__(status_code=error.status)
         self.error = error
+
+
+class ResponseInterruptedError(Exception):
+    """Ends a response that has begun and cannot be completed. The server closes the connection; ``server/log_config.py`` drops its log line."""
+
+
+def ordinary_failure(error: BaseException) -> tuple[bool, SandlotError | None]:
+    """Return True for a failure that a client or a sandbox can cause, with the error to report; None if nobody is left to read it. Pure."""
+    match error:
+        case BodyRefusedError():
+            return True, error.error
+        case SandlotError():
+            return True, error
+        case ClientDisconnect() | WebSocketDisconnect():
+            return True, None
+        case BaseExceptionGroup():  # of the tasks of a streamed response
+            found = [ordinary_failure(each) for each in error.exceptions]
+            return all(ordinary for ordinary, _ in found), next((each for _, each in found if each is not None), None)
+        case RuntimeError(__cause__=BaseException() as cause):  # Starlette wraps an error with a handler if the response has begun
+            return ordinary_failure(cause)
+        case _:
+            return False, None
 
 
 def body_too_large_error(max_bytes: int, *, is_upload: bool) -> LimitError:

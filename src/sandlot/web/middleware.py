@@ -3,12 +3,16 @@
 Invariants:
 - The API key is checked before a byte of the body is read and before any route runs. The revocation of a key ends its open requests.
 - A body that exceeds its limit is answered with 413, a streamed body that exceeds its sender's quota with 429. The rest of the body is read and
-  dropped first, up to a limit, because a client that is cut off while it sends seldom reads the response.
+  dropped first, up to a limit, because a client that is cut off while it sends seldom reads the response. Without a key, nothing is read and the
+  connection is closed.
+- The app receives a body that is not streamed as a whole: chunks of a few bytes would take many times their memory.
 - The memory of bodies that are held to be parsed, beyond 64 KiB each, and of response chunks that wait for the client is taken from a budget
   (``model/buffer_budget.py``). Without memory for a body, the response is 503, sent in the same way.
 - A request whose body does not arrive for two minutes ends with 408.
 - A defect is answered with 500 and without details. If the response has begun, the connection is closed instead, so that no client takes a part for
   the whole.
+- Only a defect logs a traceback. A failure that a client or a sandbox can cause, also in the middle of a response, adds its code to the line of the
+  request.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from sandlot.web import errors, websocket
 from sandlot.web.auth import Keyring, Signatures, VendorAuthenticator, admit
 from sandlot.web.body_limits import BodyLimit, BodyLimits
 from sandlot.web.error_formats import ErrorFormat, ErrorFormatSelector
-from sandlot.web.errors import BodyRefusedError
+from sandlot.web.errors import BodyRefusedError, ResponseInterruptedError
+from sandlot.web.json_body import INLINE_MAX_BYTES
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.request_id import choose_request_id
 
@@ -38,6 +43,8 @@ UNCOUNTED_BYTES = 64 * KIB
 """Part of every body and response that is not taken from the budget: the number of connections limits these bytes."""
 CHUNK_BYTES = 64 * KIB
 """Part of a response that is passed to the connection at once. The rest waits here, where it is counted."""
+WIDE_TEXT = 5
+"""Memory of a parsed body as a multiple of its bytes, if its text is not ASCII: one character in a string makes all of them four bytes wide."""
 BODY_TIMEOUT_S = 120.0
 MAX_LENGTH_DIGITS = 20
 """Digits of the largest Content-Length."""
@@ -112,19 +119,22 @@ class RequestMiddleware:
     async def _respond(self, scope: Scope, exchange: _HttpExchange, vendor: VendorAuthenticator | None) -> None:
         try:
             scope["state"]["principal"] = principal = await admit(scope, self._keys, self._signatures, vendor)
+            exchange.has_key = principal is not None
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
                 await self._app(scope, exchange.receive, exchange.send)
-        except BodyRefusedError as error:
-            await exchange.refuse(error.error)
-        except SandlotError as error:
-            await exchange.refuse(error)
-        except Exception:
-            _log.exception("request.defect", request=exchange.id)
-            if exchange.status:
-                raise
-            await exchange.refuse(errors.internal_error(exchange.id))
+        except Exception as raised:  # noqa: BLE001 - the client gets an internal error
+            ordinary, error = errors.ordinary_failure(raised)
+            if not ordinary:
+                _log.exception("request.defect", request=exchange.id)
+                error = errors.internal_error(exchange.id)
+            if error is not None:
+                errors.record_failure(scope, error)
+            if not exchange.status and error is not None:
+                await exchange.refuse(error)
+            elif not exchange.is_complete:
+                raise ResponseInterruptedError from None
         finally:
             exchange.close()
             exchange.log(self._metrics)
@@ -146,6 +156,10 @@ class _HttpExchange:
         self._more = True
         self.status = 0
         """HTTP status; 0 until the response has begun."""
+        self.has_key = False
+        """True once the sender is authenticated."""
+        self.is_complete = False
+        """True once the whole response was sent."""
         self.quota = UNBOUNDED
         """Quota of the sender, which limits streamed bodies."""
         self.id = choose_request_id(scope["headers"])
@@ -164,7 +178,23 @@ class _HttpExchange:
         self._check(self._content_length)
 
     async def receive(self) -> Message:
-        """Receive a message of the client, within the limits of the body."""
+        """Receive a message of the client, within the limits of the body. A body that is not streamed is one message."""
+        message = await self._receive_part()
+        if self._limit.is_streamed or message["type"] != "http.request":
+            return message
+        body: bytes | bytearray = message.get("body", b"")
+        if self._more:
+            body = bytearray(body)
+            while self._more:
+                message = await self._receive_part()
+                if message["type"] != "http.request":
+                    return message
+                body += message.get("body", b"")
+        if len(body) > INLINE_MAX_BYTES and not (body.isascii() and b"\\u" not in body):
+            self._hold(len(body) * WIDE_TEXT)
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+    async def _receive_part(self) -> Message:
         try:
             # After the end of the body, the only message to wait for is the disconnection.
             async with asyncio.timeout(BODY_TIMEOUT_S if self._has_body and self._more else None):
@@ -175,7 +205,7 @@ class _HttpExchange:
             self._received_bytes += len(message.get("body", b""))
             self._more = message.get("more_body", False)
             self._check(self._received_bytes)
-            self._hold()
+            self._hold(self._received_bytes)
         return message
 
     async def send(self, message: Message) -> None:
@@ -183,16 +213,20 @@ class _HttpExchange:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers: list[tuple[bytes, bytes]] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
-            if self.status in _DRAINED:
+            if not self.has_key:
+                pass
+            elif self.status in _DRAINED:
                 await self._drain(DRAIN_TIMEOUT_S)
             elif self.status >= HTTPStatus.BAD_REQUEST and self.status not in _NOT_DRAINED:
                 await self._drain(SHORT_DRAIN_TIMEOUT_S)
-            if self._has_body and self._more and self.status >= HTTPStatus.BAD_REQUEST:
+            if self._has_body and self._more and (self.status >= HTTPStatus.BAD_REQUEST or not self.has_key):
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
         body = message.get("body", b"")
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if len(body) <= CHUNK_BYTES:
             await self._send(message)
+            self.is_complete = is_last
             return
         # The connection accepts everything at once, however slowly the client reads. After each chunk, sending waits for the client.
         self._buffers.take_anyway(len(body))
@@ -200,6 +234,7 @@ class _HttpExchange:
             for at in range(0, len(body), CHUNK_BYTES):
                 last = at + CHUNK_BYTES >= len(body)
                 await self._send({**message, "body": body[at : at + CHUNK_BYTES], "more_body": not last or message.get("more_body", False)})
+            self.is_complete = is_last
         finally:
             self._buffers.give(len(body))
 
@@ -242,9 +277,9 @@ class _HttpExchange:
             except LimitError as error:
                 raise BodyRefusedError(error) from None
 
-    def _hold(self) -> None:
+    def _hold(self, size_bytes: int) -> None:
         """Take the memory of a body that is held to be parsed."""
-        more = 0 if self._limit.is_streamed else max(0, self._received_bytes - UNCOUNTED_BYTES) - self._held_bytes
+        more = 0 if self._limit.is_streamed else max(0, size_bytes - UNCOUNTED_BYTES) - self._held_bytes
         try:
             self._buffers.take(more)
         except UnavailableError as error:

@@ -88,8 +88,9 @@ class KeepAliveStreamResponse(Response):
             if tasks:
                 await asyncio.wait(tasks)
             await self._close()
-        if not body.cancelled():
-            body.result()
+        for task in tasks[:2]:  # a body of the request that is too large ends the response as well
+            if not task.cancelled():
+                task.result()
 
     async def _write(self, send: Send) -> None:
         async for chunk in self._chunks:

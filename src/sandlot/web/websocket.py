@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 MESSAGE_MAX_BYTES = 1 * MIB
+CONTROL_MAX_CHARACTERS = 4096
+"""Length of a message of JSON that controls a terminal or a tunnel. Parsing a longer one would block the event loop."""
 _REASON_BYTES = 120
 """Maximum bytes of a close reason. A control frame has 125, two of them for the code (RFC 6455, 5.5)."""
 MAX_FRAGMENTS = 1024
@@ -155,6 +157,8 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         while not self.writable.is_set():  # a Close can arrive meanwhile
             await self.writable.wait()
         if self._delayed_close is None:
+            if message["type"] == "websocket.send" and self._disconnected.is_set():
+                raise ClientDisconnected
             await super().send(message)
             return
         if self.disconnected:
@@ -248,6 +252,15 @@ def close_code(error: SandlotError) -> int:
     return REFUSED if isinstance(error, InvalidRequestError) else FAILED
 
 
+def parse_message(text: str) -> dict[str, Any] | None:
+    """Return a control message of a client; None if it is not a JSON object or too long for a control message."""
+    try:
+        message = json.loads(text) if len(text) <= CONTROL_MAX_CHARACTERS else None
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
 async def send_json(client: WebSocket, message: Mapping[str, Any]) -> None:
     """Send a JSON message to a client of the native API."""
     await client.send_text(json.dumps(message, separators=(",", ":")))
@@ -310,11 +323,13 @@ async def serve_websocket(
             scope["state"]["principal"] = principal = await admit(scope, keys, vendor=vendor)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, send_response)
-        except SandlotError as error:
-            await refuse(error)
-        except Exception:  # noqa: BLE001 - the client gets an internal error
-            _log.exception("request.defect", request=id_)
-            await refuse(errors.internal_error(id_))
+        except Exception as raised:  # noqa: BLE001 - the client gets an internal error
+            ordinary, error = errors.ordinary_failure(raised)
+            if not ordinary:
+                _log.exception("request.defect", request=id_)
+                error = errors.internal_error(id_)
+            if error is not None:
+                await refuse(error)
         finally:
             # The time until the upgrade: for how long a WebSocket is open does not depend on the service.
             metrics.requested("GET", getattr(scope.get("route"), "path", None), status, answered_s - started_s)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from starlette.types import Message, Scope
 
 from sandlot.model.access import OPERATOR, Principal
@@ -19,8 +20,10 @@ from sandlot.server.app import create_app, route_table
 from sandlot.server.settings import Settings
 from sandlot.server.vendors import VENDORS
 from sandlot.web import middleware
-from sandlot.web.auth import OWNER
+from sandlot.web.auth import OWNER, SIGNED_PATH
 from sandlot.web.body_limits import JSON_MAX_BYTES
+from sandlot.web.errors import ResponseInterruptedError
+from sandlot.web.json_body import JsonRoute
 from tests.support.cases import cases
 from tests.support.scripted_app import scripted_service
 from tests.support.scripted_node import ScriptedNode
@@ -67,14 +70,22 @@ class EndlessClient:
 
     Args:
         headers: Headers of the request.
+        is_owner: The client is the operator; otherwise it needs a key.
     """
 
-    def __init__(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(self, method: str, path: str, headers: Mapping[bytes, bytes], *, is_owner: bool = True) -> None:
         raw = path.encode()
         self.scope: Scope = {"type": "http", "method": method, "path": path, "raw_path": raw, "query_string": b"path=x", "root_path": ""}
-        self.scope |= {"headers": list(headers.items()), "state": {"peer": OWNER}, "scheme": "http", "http_version": "1.1", "server": None}
+        self.scope |= {
+            "headers": list(headers.items()),
+            "state": {"peer": OWNER} if is_owner else {},
+            "scheme": "http",
+            "http_version": "1.1",
+            "server": None,
+        }
         self.received_bytes = 0
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}
 
     async def receive(self) -> Message:
         self.received_bytes += len(CHUNK)
@@ -82,6 +93,7 @@ class EndlessClient:
 
     async def send(self, message: Message) -> None:
         self.status = self.status or message["status"]
+        self.headers |= dict(message.get("headers", ()))
 
 
 def paths(templates: Iterable[str]) -> list[str]:
@@ -123,7 +135,7 @@ async def test_endless_body_is_read_up_to_its_limit_on_every_route(app: Any, api
     for entry in APIS[api]:
         for method, path in ((method, path) for method in sorted(entry.methods) for path in paths([entry.path])):
             client = EndlessClient(method, path, {b"transfer-encoding": b"chunked", b"content-type": b"application/json"})
-            with suppress(RuntimeError):  # a body that exceeds its limit after the response has begun: the connection is closed
+            with suppress(ResponseInterruptedError):  # a body that exceeds its limit after the response has begun: the connection is closed
                 await app(client.scope, client.receive, client.send)
             limit = UPLOAD_MAX_BYTES if is_streamed(method, path) else JSON_MAX_BYTES
             if client.received_bytes > limit + 3 * len(CHUNK):  # the chunk that exceeds it, and what is dropped
@@ -131,6 +143,26 @@ async def test_endless_body_is_read_up_to_its_limit_on_every_route(app: Any, api
             if "endpoint" in client.scope:
                 assert (client.scope["endpoint"] in uploads) == is_streamed(method, path), (method, path)
     assert read_too_much == set()
+
+
+@cases("api", APIS)
+async def test_body_without_a_valid_key_is_not_read_on_any_route(app: Any, api: str) -> None:  # noqa: ANN401 - as above
+    for entry in APIS[api]:
+        for method, path in ((method, path) for method in sorted(entry.methods) for path in paths([entry.path])):
+            if path == SIGNED_PATH:
+                continue  # it has a signature instead of a key, and every one is valid here
+            for key in ({}, {b"x-api-key": b"unknown"}):
+                client = EndlessClient(method, path, {b"content-length": b"%d" % (64 * MIB), **key}, is_owner=False)
+                await app(client.scope, client.receive, client.send)
+                assert (client.status in {200, 401, 413}, client.received_bytes) == (True, 0), (method, path)
+                assert client.headers[b"connection"] == b"close", (method, path)
+
+
+def test_every_json_body_is_parsed_by_the_parser_of_the_app() -> None:
+    routes = [*create_app(scripted_service(EmptyNode().services)).routes, *(route for vendor in VENDORS for route in vendor.router.routes)]
+    with_body = [route for route in routes if isinstance(route, APIRoute) and route.body_field is not None]
+    assert len(with_body) > 50
+    assert [route.path for route in with_body if not isinstance(route, JsonRoute)] == []
 
 
 async def test_uploads_may_be_larger_than_json(app: Any) -> None:  # noqa: ANN401 - as above

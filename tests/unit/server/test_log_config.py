@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import stat
 import subprocess
 import sys
 from pathlib import Path
+
+from sandlot.server import log_config
 
 SPEAK = """
 import logging, sys, structlog
@@ -77,23 +80,38 @@ def spoken(level: str, form: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-CUT = """
+SERVED = """
 import logging
-from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError
 from sandlot.server.log_config import configure
+from sandlot.web.errors import ResponseInterruptedError
 configure("info", "json")
-for error in (SandboxEndedError("what a guest said", code=ErrorCode.SANDBOX_ENDED), ValueError("a defect")):
+log = logging.getLogger("uvicorn.error")
+for error in (ResponseInterruptedError(), ValueError("a defect")):
     try:
         raise error
     except Exception:
-        logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
+        log.exception("Exception in ASGI application")
+for _ in range(1000):
+    log.warning("Invalid HTTP request received.")
+try:
+    raise ValueError("another defect")
+except Exception:
+    log.exception("Exception in ASGI application")
 """
 
 
-def test_an_answer_that_a_guest_cut_is_one_line_and_a_defect_is_told_whole() -> None:
-    done = subprocess.run([sys.executable, "-c", CUT], capture_output=True, text=True, check=True)
-    cut, defect = (json.loads(line) for line in done.stderr.splitlines())
-    assert (cut["event"], cut["level"]) == ("A response was interrupted: sandbox_ended", "warning")
-    assert "exception" not in cut
-    assert "what a guest said" not in done.stderr
+def test_clients_cannot_fill_the_log_and_defects_are_logged_whole() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, check=True)
+    defect, *warnings, other = (json.loads(line) for line in done.stderr.splitlines())
     assert "a defect" in json.dumps(defect["exception"])
+    assert len(warnings) == log_config.MAX_WARNINGS
+    assert "another defect" in json.dumps(other["exception"])
+
+
+def test_warnings_pass_again_after_their_time() -> None:
+    now_s = 0.0
+    passes = log_config.HttpServerFilter(lambda: now_s)
+    record = logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, "Invalid HTTP request received.", None, None)
+    assert [passes(record) for _ in range(11)] == [True] * 10 + [False]
+    now_s = log_config.WARNINGS_S
+    assert passes(record)

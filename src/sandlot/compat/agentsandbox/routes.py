@@ -23,11 +23,12 @@ from sandlot.compat.common import CREATE_KEYS
 from sandlot.compat.vendor import not_supported
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import announced_bytes, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import json_response
 from sandlot.web.multipart import read_upload
 from sandlot.web.streaming import KeepAliveStreamResponse
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/execute")

@@ -8,8 +8,9 @@ from sandlot.compat.e2b.control import history, sandboxes, snapshots, templates
 from sandlot.compat.e2b.envd import routes as envd
 from sandlot.compat.e2b.interpreter import routes as interpreter
 from sandlot.compat.vendor import not_supported
+from sandlot.web.json_body import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 root_router = envd.root_router
 
 _BUILDS = "Install packages in a sandbox and take a snapshot, which can be used like a template. Templates are built by the operator."

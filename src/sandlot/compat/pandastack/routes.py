@@ -41,10 +41,11 @@ from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.specs import MIB, User
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 # -- commands, code and files: requested most -----------------------------------------------------------------------

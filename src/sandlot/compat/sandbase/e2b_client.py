@@ -18,11 +18,12 @@ from sandlot.compat.sandbase import operations, translate
 from sandlot.compat.sandbase.schemas import E2bCreateSandboxRequest, E2bListQuery, ResumeRequest
 from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
 _USER_AGENT: Final = "e2b-"
 """Start of the ``User-Agent`` of E2B's clients, such as ``e2b-python-sdk/2.63.0``."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 def is_sender(request: Request) -> bool:

@@ -24,11 +24,12 @@ from sandlot.compat.vendor import not_supported
 from sandlot.model.records import WebhookChange
 from sandlot.model.sandboxes import SandboxFilter
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
 MAX_ENDED = 1000
 """Maximum number of ended sandboxes in a list, because the vendor's lists have no pages."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 router.routes.extend(e2b_client.router.routes)
 router.routes.extend(runtime.router.routes)
 

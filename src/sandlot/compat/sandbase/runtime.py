@@ -35,6 +35,7 @@ from sandlot.model.executions import ExecutionOptions
 from sandlot.model.files import Download
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.streaming import KeepAliveStreamResponse
 
 HEALTH_TIMEOUT_S: Final = 60.0
@@ -53,7 +54,7 @@ _NOT_RUN: Final = frozenset(
 )
 """Codes of a command that cannot be run because of the command itself."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/sandboxes/{sandbox}/processes")

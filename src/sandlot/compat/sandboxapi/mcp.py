@@ -37,6 +37,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 from sandlot.model.programs import OneShotParams
 from sandlot.web.errors import validation_error
+from sandlot.web.json_body import JsonParser, parse_json
 from sandlot.web.models import RequestModel, ResponseModel
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -77,7 +78,7 @@ class Tool:
     call: Callable[[Node, Principal, Any], Awaitable[str]]
 
 
-async def respond(node: Node, principal: Principal, content: bytes, version: str | None) -> Reply:
+async def respond(node: Node, principal: Principal, content: bytes, version: str | None, parser: JsonParser) -> Reply:
     """Return the response to one message.
 
     Args:
@@ -85,9 +86,14 @@ async def respond(node: Node, principal: Principal, content: bytes, version: str
         principal: Caller.
         content: Body of the request.
         version: Protocol revision of the request's header. None: there is no such header.
+        parser: Parser of large bodies.
+
+    Raises:
+        LimitError: The body has too many values (``too_large``).
+        InvalidRequestError: A large body is nested too deeply.
     """
     try:
-        message = json.loads(content)
+        message = await parser.parse(content, parse_json)
     except (ValueError, RecursionError):
         return _error(None, BAD_JSON, "The request's body is not JSON.", 400)
     if version is not None and version not in VERSIONS:

@@ -14,9 +14,10 @@ from sandlot.compat.sandboxapi.schemas import (
     SessionListResponse,
 )
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
+from sandlot.web.json_body import JsonRoute, get_json_parser
 from sandlot.web.models import json_response
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/execute")
@@ -76,6 +77,7 @@ async def close_session(session: str, request: Request) -> Response:
 async def post_mcp_message(request: Request) -> Response:
     """Respond to one message of an MCP client. A tool call is cancelled if the client disconnects."""
     content = b"".join([chunk async for chunk in iter_body(request)])
-    responding = mcp.respond(get_node(request), get_principal(request), content, request.headers.get(mcp.VERSION_HEADER))
+    version = request.headers.get(mcp.VERSION_HEADER)
+    responding = mcp.respond(get_node(request), get_principal(request), content, version, get_json_parser(request))
     reply = await cancel_on_disconnect(request, responding)
     return Response(reply.body, reply.status, media_type="application/json" if reply.body else None)

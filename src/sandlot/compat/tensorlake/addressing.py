@@ -21,6 +21,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.ids import SANDBOX_ID
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
 PREFIX: Final = "/tensorlake"
 NAMESPACE: Final = "default"
@@ -34,8 +35,8 @@ HOST_SUFFIX: Final = ".local"
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
-router = APIRouter()
-root_router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
+root_router = APIRouter(route_class=JsonRoute)
 
 
 async def check_namespace(request: Request) -> None:

@@ -16,6 +16,7 @@ from sandlot.model.records import EVENT_TYPES, EventRecord
 from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.web import streaming
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import QueryModel, ResponseModel, Text, json_response
 
 
@@ -77,7 +78,7 @@ class EventsQuery(QueryModel):
 
 SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_TYPES, EventResponse), "failure": Problem}
 
-router = APIRouter(prefix="/v1", tags=["events"])
+router = APIRouter(prefix="/v1", tags=["events"], route_class=JsonRoute)
 
 _MAX_DIGITS = 18
 

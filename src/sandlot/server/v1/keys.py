@@ -17,6 +17,7 @@ from sandlot.model.specs import GIB, MIB
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 
 _MOST = 2**53
@@ -229,7 +230,7 @@ class CurrentKeyResponse(ResponseModel):
         )
 
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"])
+router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=JsonRoute)
 
 
 @router.post("", status_code=201, responses=documented_response(NewKeyResponse, "The new key with its secret.", 201))

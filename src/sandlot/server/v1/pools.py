@@ -15,6 +15,7 @@ from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.server.v1.sandboxes import LimitsRequest, LimitsResponse
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 
 _WARM = "Number of warm sandboxes that are kept ready."
@@ -137,7 +138,7 @@ class PoolsResponse(ResponseModel):
     pools: list[PoolResponse]
 
 
-router = APIRouter(prefix="/v1/pools", tags=["pools"])
+router = APIRouter(prefix="/v1/pools", tags=["pools"], route_class=JsonRoute)
 
 
 @router.post("", status_code=201, responses=documented_response(PoolResponse, "The new pool.", 201))

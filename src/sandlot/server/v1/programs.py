@@ -36,10 +36,11 @@ from sandlot.server.v1.common import Problem, documented_response
 from sandlot.server.v1.sandboxes import LimitsRequest
 from sandlot.web import errors, streaming
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.request_id import get_request_id
 
-router = APIRouter(prefix="/v1/programs", tags=["programs"])
+router = APIRouter(prefix="/v1/programs", tags=["programs"], route_class=JsonRoute)
 
 
 class EncodedBytes(RequestModel):

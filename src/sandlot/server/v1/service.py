@@ -14,6 +14,7 @@ from sandlot.model.service import METRICS_MEDIA_TYPE, Capacity
 from sandlot.server.v1.common import PROBLEM, documented_response, get_service
 from sandlot.web.auth import is_local_owner
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import ResponseModel, json_response
 
 
@@ -111,7 +112,7 @@ class ServiceStopResponse(ResponseModel):
     sandboxes: int = Field(description="Number of sandboxes that keep running; the next service adopts them.")
 
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], route_class=JsonRoute)
 
 _METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics in the text format of Prometheus."},

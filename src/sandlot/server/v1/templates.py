@@ -8,6 +8,7 @@ from pydantic import Field
 from sandlot.model.service import TemplateInfo
 from sandlot.server.v1.common import documented_response
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import ResponseModel, json_response
 
 
@@ -38,7 +39,7 @@ class TemplatesResponse(ResponseModel):
     templates: list[TemplateResponse]
 
 
-router = APIRouter(prefix="/v1/templates", tags=["templates"])
+router = APIRouter(prefix="/v1/templates", tags=["templates"], route_class=JsonRoute)
 
 
 @router.get("", responses=documented_response(TemplatesResponse, "All templates, by name."))

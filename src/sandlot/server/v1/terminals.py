@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -166,10 +165,7 @@ async def _handle(socket: WebSocket, sandbox: str, process: str, connected: Dupl
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
+    message = websocket.parse_message(text)
+    if message is None:
         raise InvalidRequestError(f"The message {text[:64]!r} is not a JSON object.", hint=_MESSAGES)
     return message

@@ -9,7 +9,6 @@ connection of the program.
 from __future__ import annotations
 
 import asyncio
-import json
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response, WebSocket
@@ -85,9 +84,6 @@ class _Client:
 
 
 def _check_end(text: str) -> None:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict) or set(message) != {"end"} or message["end"] is not True:
+    message = websocket.parse_message(text)
+    if message is None or set(message) != {"end"} or message["end"] is not True:
         raise InvalidRequestError(f"The tunnel does not support the message {text[:64]!r}.", hint=_MESSAGES)

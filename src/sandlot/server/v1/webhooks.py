@@ -11,6 +11,7 @@ from pydantic import Field
 from sandlot.model.records import EVENT_TYPES, WebhookChange, WebhookRecord
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import RequestModel, ResponseModel, Text, Texts, json_response
 
 
@@ -115,7 +116,7 @@ def _fields(record: WebhookRecord) -> dict[str, Any]:
     }
 
 
-router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=JsonRoute)
 
 
 @router.post("", status_code=201, responses=documented_response(NewWebhookResponse, "The new webhook with its secret.", 201))

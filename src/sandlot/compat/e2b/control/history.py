@@ -24,6 +24,7 @@ from sandlot.model.errors import InvalidRequestError, SandlotError
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
 MAX_SANDBOXES: Final = 100
 """Maximum number of sandboxes in one request for metrics, as at E2B."""
@@ -31,7 +32,7 @@ MAX_RUNS: Final = 100
 """Number of newest runs whose output is in the logs; the log has up to 128 KiB of each."""
 LEVELS: Final = ("debug", "info", "warn", "error")
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.get("/sandboxes/metrics")

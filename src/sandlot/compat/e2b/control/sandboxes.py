@@ -43,11 +43,12 @@ from sandlot.model.sandboxes import SandboxInfo, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S, OnTimeout
 from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
 LEGACY_TIMEOUT_S: Final = 15.0
 """Default timeout of the calls of older clients that create, resume, fork or refresh, as at E2B."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 IdempotencyKey = Annotated[str | None, Header()]
 

@@ -17,8 +17,9 @@ from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import SnapshotKind
 from sandlot.web import pagination
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/sandboxes/{sandbox}/snapshots")

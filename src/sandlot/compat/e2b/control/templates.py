@@ -19,8 +19,9 @@ from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, Limits
 from sandlot.web import pagination
 from sandlot.web.dependencies import get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _UNKNOWN_TIME = rfc3339_ms(_EPOCH)

@@ -26,11 +26,12 @@ from sandlot.compat.e2b.envd.schemas import (
 )
 from sandlot.compat.e2b_conventions import PAUSED
 from sandlot.web.body_limits import streams_request_body
+from sandlot.web.json_body import JsonRoute
 
 _PROCESS, _FILESYSTEM = "/process.Process", "/filesystem.Filesystem"
 
-router = APIRouter()
-root_router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
+root_router = APIRouter(route_class=JsonRoute)
 """Routes at the root of the port: the client's ``download_url()`` and ``upload_url()`` drop the prefix."""
 
 

@@ -30,6 +30,7 @@ from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
+from sandlot.web.json_body import get_json_parser
 from sandlot.web.models import MAX_ERRORS
 from sandlot.web.request_id import get_request_id
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -102,7 +103,8 @@ def add_unary_method(
             raw = b"".join([chunk async for chunk in iter_body(request)])
             call = await _open_call(request)
             async with _timeout(call.timeout_s):
-                return _json_response(await cancel_on_disconnect(request, _await(method(call, parse_message(message, raw or b"{}")))), 200)
+                parsed = await parse_message(request, message, raw or b"{}")
+                return _json_response(await cancel_on_disconnect(request, _await(method(call, parsed))), 200)
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
             return _json_response(errors.rpc_error(error), errors.status(error))
@@ -135,7 +137,7 @@ def add_server_stream(
             call = await _open_call(request)
             if len(received) != 1:
                 raise InvalidRequestError(f"The request has {len(received)} messages; this method takes one.", hint="Send one envelope.")
-            stream = await cancel_on_disconnect(request, _await(method(call, parse_message(message, received[0]))))
+            stream = await cancel_on_disconnect(request, _await(method(call, await parse_message(request, message, received[0]))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
             return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
@@ -168,7 +170,7 @@ def add_client_stream(
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)
             call = await _open_call(request)
             async with aclosing(read_messages(request, call.node.buffers)) as received, _timeout(call.timeout_s):
-                await cancel_on_hangup(request, _await(method(call, (parse_message(message, raw) async for raw in received))))
+                await cancel_on_hangup(request, _await(method(call, (await parse_message(request, message, raw) async for raw in received))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)
             return Response(connect_rpc.end(errors.rpc_error(error)), media_type=connect_rpc.STREAM)
@@ -203,14 +205,15 @@ async def read_messages(request: Request, buffers: BufferBudget | None = None) -
             buffers.give(counted_bytes)
 
 
-def parse_message(message: type[_Message], raw: bytes) -> _Message:
+async def parse_message(request: Request, message: type[_Message], raw: bytes) -> _Message:
     """Return a message from JSON.
 
     Raises:
         InvalidRequestError: The JSON is malformed, or a field is invalid.
+        LimitError: The JSON has too many values (``too_large``).
     """
     try:
-        return message.model_validate_json(raw)
+        return await get_json_parser(request).parse(raw, message.model_validate_json)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         raise web_errors.validation_error([{**each, "loc": ("body", *each["loc"])} for each in problems[:MAX_ERRORS]]) from None

@@ -8,13 +8,14 @@ from sandlot.compat.e2b.access import find_requested_sandbox
 from sandlot.compat.e2b.interpreter import operations
 from sandlot.compat.e2b_conventions import e2b_json_response
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import Metadata, RequestModel, Text
 from sandlot.web.streaming import NDJSON_MEDIA_TYPE, KeepAliveStreamResponse, ndjson_line
 
 KEEP_ALIVE = ndjson_line({"type": "keepalive"})
 """Line that is sent while there is no other: clients ignore unknown events, and cannot parse an empty line."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class ExecuteRequest(RequestModel):
