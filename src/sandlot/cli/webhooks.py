@@ -22,7 +22,7 @@ Events = Annotated[
     list[str] | None,
     typer.Option("--event", metavar="TYPE", help="Type of the events to send, such as sandbox.ended; repeat for more."),
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name for people.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the webhook, shown in lists.")]
 SecretFile = Annotated[
     Path | None,
     typer.Option(

@@ -142,7 +142,7 @@ def _size(size: int, code16: int, code32: int) -> bytes:
         return _U16.pack(code16, size)
     if size <= 0xFFFFFFFF:
         return _U32.pack(code32, size)
-    raise EncodingError("the value is longer than 4 GiB")
+    raise EncodingError("a value is longer than 4 GiB; send it in several messages")
 
 
 def _deeper(depth: int) -> int:
@@ -303,7 +303,7 @@ def encode_message(value: Any) -> bytes:
     _put(value, parts.append, 0)
     size = sum(map(len, parts))
     if size > MAX_MESSAGE_BYTES:
-        raise EncodingError("the value is longer than 4 GiB")
+        raise EncodingError("a value is longer than 4 GiB; send it in several messages")
     parts[0] = _LENGTH.pack(size)
     return b"".join(parts)
 

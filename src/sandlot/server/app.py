@@ -100,7 +100,7 @@ def create_app(service: RunningService) -> FastAPI:
 
 
 def create_routes() -> FastAPI:
-    """Return an application without a service, which has all routes. The OpenAPI document is made from it."""
+    """Return an application that has all routes, but no service to answer requests. The OpenAPI document is made from its routes."""
     app = _empty_app()
     _include_vendors(app)
     for resource in _RESOURCES:

@@ -44,7 +44,7 @@ class KeyVerifier(Protocol):
 
 
 class Keyring(KeyVerifier, Protocol):
-    """Finds principals, and ends the work of keys that are revoked."""
+    """Finds the principal of an API key, and cancels the open requests of a key that is revoked."""
 
     def working_for(self, owner: OwnerId) -> AbstractContextManager[None]:
         """Return a context for work on behalf of an owner. It raises AuthenticationError in the current task when the owner's key is revoked."""

@@ -61,11 +61,11 @@ class WarmSandbox:
 
 @dataclass(eq=False, slots=True)
 class PreparedPoolEntry:
-    """A prepared sandbox in a pool.
+    """A prepared sandbox in a pool: a runtime process on the host that has not booted, in which a create request restores a template snapshot.
 
     Args:
-        spec: Template, isolation and limits of the sandboxes that can be restored into the prepared sandbox.
-        allocation: Resources of the prepared sandbox on the host, until a request takes the prepared sandbox.
+        spec: Template, isolation and limits for which the runtime process was started.
+        allocation: Resources of the prepared sandbox on the host, until a request takes the sandbox.
         snapshot_key: Key of the template snapshot that was current when the sandbox was prepared; empty if the template had no snapshot.
     """
 

@@ -575,7 +575,7 @@ class Prefork:
     def _report_warm(self, *, has_spare: bool) -> None:
         """Call the callbacks that were passed to :meth:`warm`.
 
-        In lean mode, first end the fork server, if the spare kernel is ready and no request waits.
+        If :meth:`warm` was called with ``lean``, first end the fork server, if the spare kernel is ready and no request waits.
 
         Args:
             has_spare: Value that the callbacks get: True if the spare kernel is ready.

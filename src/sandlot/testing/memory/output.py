@@ -26,9 +26,9 @@ class Follower:
     """One call that receives the output of a process or cell.
 
     Attributes:
-        position: Index of the next item of the output to send.
-        at: Channel -> offset of the next byte to send.
-        next_event: Number of the next event to send; the first event has the number 0.
+        position: Index in the list of kept items, pieces of bytes and events, of the next item to look at.
+        at: Channel -> offset of the next byte of the channel to send; earlier bytes are skipped.
+        next_event: Number of the next event to send, from 0; earlier events are skipped.
         until: Number of items to send, counted from the start of the output; None: all items until the process or cell ends.
     """
 
