@@ -64,10 +64,15 @@ def small_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        node = node_of(folder)
-        subprocess.run(["umount", "--lazy", folder], check=True)
-        if node:  # whoever looks for traces has to know whose
-            (folder / "node").write_text(node, encoding="ascii")
+        unmount_state_dir(folder)
+
+
+def unmount_state_dir(folder: Path) -> None:
+    """Unmount a state directory that is a file system of its own. The id of its node stays in the folder: whoever looks for traces needs it."""
+    node = node_of(folder)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+    if node:
+        (folder / "node").write_text(node, encoding="ascii")
 
 
 def fill_up(folder: Path, *, but_bytes: int) -> Path:

@@ -30,11 +30,13 @@ class DriverSettings:
         node: Id of the node; each state directory has its own. The names of everything that a driver creates on the host contain this id.
         data_dir: Absolute path of the state directory.
         ids: Function that returns random bytes, from which names are made.
+        allocates_disks: True: the disk of a sandbox has its space on the host from the beginning. False: it takes space as it is written.
     """
 
     node: NodeId
     data_dir: Path
     ids: IdSource = secrets.token_bytes
+    allocates_disks: bool = False
 
 
 DriverFactory = Callable[[DriverSettings], Driver]

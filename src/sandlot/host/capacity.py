@@ -24,10 +24,14 @@ from pathlib import Path
 
 from sandlot.host.cgroup_layout import Layout
 from sandlot.model.ports import HostReading, Resources
+from sandlot.model.specs import MIB
 
 PROC = Path("/proc")
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, stat(2)."""
+_SAME_FREE_BYTES = 16 * MIB
+"""Less than the smallest disk of a sandbox."""
+_DISK_READINGS = 4
 _UNLIMITED_BYTES = 1 << 60
 """If a control group of version 1 has no memory limit, its limit file contains a number above this value."""
 
@@ -84,7 +88,7 @@ class Host:
         """
         memory = read_meminfo((self.proc / "meminfo").read_text(encoding="ascii"))
         max_count = max_tasks(self.proc)
-        disk = os.statvfs(self.data_dir)
+        disk, sandbox_disk_bytes = self._read_disk()
         free_tasks = max_count - count_tasks((self.proc / "loadavg").read_text(encoding="ascii"))
         return HostReading(
             total=Resources(
@@ -97,8 +101,22 @@ class Host:
                 disk_bytes=disk.f_bavail * disk.f_frsize,
                 pids=max(0, min([free_tasks, *_left(self.bounds.pids, used_tasks)])),
             ),
-            sandbox_disk_bytes=held_bytes(self.sandboxes) + (0 if self.volumes is None else held_bytes(self.volumes, deep=False)),
+            sandbox_disk_bytes=sandbox_disk_bytes,
         )
+
+    def _read_disk(self) -> tuple[os.statvfs_result, int]:
+        """Return the state of the file system and the bytes that sandboxes and volumes hold there.
+
+        A disk that is allocated between the two readings would count twice, as free and as held. The files are therefore counted again if the free
+        space has changed by :data:`_SAME_FREE_BYTES`, and the smaller of the last two readings counts.
+        """
+        disk = os.statvfs(self.data_dir)
+        tries = _DISK_READINGS
+        while True:
+            held = held_bytes(self.sandboxes) + (0 if self.volumes is None else held_bytes(self.volumes, deep=False))
+            before, disk, tries = disk, os.statvfs(self.data_dir), tries - 1
+            if not tries or abs(before.f_bavail - disk.f_bavail) * disk.f_frsize < _SAME_FREE_BYTES:
+                return min(before, disk, key=lambda each: each.f_bavail), held
 
 
 def read_meminfo(text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Disks of volumes. Each disk is an ext4 file system in a sparse file, mounted once on the host through a loop device.
+"""Disks of volumes. Each disk is an ext4 file system in a file, mounted once on the host through a loop device.
 
 Invariants:
 - Code in a sandbox writes to a volume through the mounted file system only, never to the raw file, which only the kernel and the service
@@ -23,9 +23,9 @@ from typing import Final
 
 from sandlot.host import durable
 from sandlot.host.blocking import call_in_own_thread
-from sandlot.host.disk_images import image_bytes, inode_count, loops_below, run_e2fsprogs, run_mkfs
+from sandlot.host.disk_images import allocate, image_bytes, inode_count, loops_below, run_e2fsprogs, run_mkfs
 from sandlot.host.stage import syscalls
-from sandlot.host.stage.operations import mount_image
+from sandlot.host.stage.operations import image_options, is_allocated, mount_image
 from sandlot.model.errors import InternalError
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import MAX_VOLUMES
@@ -39,7 +39,7 @@ CACHE_FLUSH_FILES: Final = 1300
 of a mount (mount option ``dcache``) and closes files in batches of up to 100 (measured with release 20240729)."""
 _JOURNAL_BYTES, _LARGE_JOURNAL_BYTES, _LARGE_BYTES = 4 << 20, 32 << 20, 1 << 30
 _MOUNT_FLAGS: Final = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOATIME
-_MOUNT_OPTIONS: Final = "discard,noinit_itable,errors=remount-ro"
+_MOUNT_OPTIONS: Final = "noinit_itable,errors=remount-ro"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,11 @@ class VolumeFiles:
 
     Args:
         folder: Folder with the image file of each volume; created together with the first volume.
+        allocates: True: image files are allocated in full (``disk_images``), also those that an earlier service has created as sparse files.
     """
 
     folder: Path
+    allocates: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     @property
@@ -86,6 +88,8 @@ class VolumeFiles:
             run_mkfs(image, inode_count(size_bytes, BYTES_PER_INODE), _mkfs_options(size_bytes))
             # The folder lost+found, which mkfs.ext4 creates for repairs, belongs to root: the sandbox's user could neither use nor remove it.
             run_e2fsprogs(("debugfs", "-w", "-R", "rmdir lost+found", str(image)))
+            if self.allocates:
+                allocate(handle)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -105,11 +109,14 @@ class VolumeFiles:
             path.mkdir(mode=0o700, exist_ok=True)
             image = self.image(volume)
             device = next((name for name, file in loops_below(self.folder).items() if file == image), None)
-            if device is not None:
-                syscalls.mount(f"/dev/{device}", str(path), "ext4", _MOUNT_FLAGS, _MOUNT_OPTIONS)
-                return path
             backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
             try:
+                if device is not None:
+                    syscalls.mount(f"/dev/{device}", str(path), "ext4", _MOUNT_FLAGS, image_options(backing, _MOUNT_OPTIONS))
+                    return path
+                if self.allocates and not is_allocated(backing):
+                    with suppress(OSError):  # the disk has no room now: the volume stays sparse until it is mounted again
+                        allocate(backing)
                 mount_image(backing, str(path), _MOUNT_OPTIONS)
             finally:
                 os.close(backing)

@@ -225,7 +225,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             max_suspended_s=settings.suspended_keep_s,
         )
         start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
-        volume_disks, volume_registry = VolumeFiles(settings.volumes), VolumeRegistry(store.volumes)
+        volume_disks, volume_registry = VolumeFiles(settings.volumes, settings.allocates_disks), VolumeRegistry(store.volumes)
         volume_mounter = VolumeMounter(volume_registry, volume_disks)
         volumes = VolumeManager(
             store.volumes, volume_disks, volume_registry, volume_mounter, node_id, clock, events, reservations=reservations, registry=registry
@@ -537,5 +537,5 @@ def own_drivers(settings: Settings, node: NodeId) -> Mapping[str, Driver]:
     Drivers that the operator does not allow are included: an earlier service, for which these drivers were allowed, may have left sandboxes
     that the drivers must remove.
     """
-    driver_settings = DriverSettings(node=node, data_dir=settings.data_dir)
+    driver_settings = DriverSettings(node=node, data_dir=settings.data_dir, allocates_disks=settings.allocates_disks)
     return {name: open_driver(name, driver_settings) for name in driver_names()}

@@ -190,7 +190,8 @@ class Settings:
         pools: Warm pools ``TEMPLATE=WARM[:MAX][+PREPARED]``, or ``none``. Default: one warm ``code-interpreter``, growing to 4, once its image
             exists.
         memory_ratio: Ratio of memory that can be reserved to the memory of the host, 0.01 to 100.
-        disk_ratio: The same for the disk of the data directory. With more than 1, sandboxes that fill their disks can fill the host's.
+        disk_ratio: The same for the disk of the data directory. With at most 1, each disk of a sandbox or volume has its space on the host from the
+            beginning. With more than 1, disks take space as they are written, and sandboxes that fill their disks can fill the host's.
         pids_ratio: The same for processes and threads.
         memory_reserve_bytes: Memory that is kept for the host and the service. None: 5 %, 512 MiB to 4 GiB.
         disk_reserve_bytes: The same for disk space. None: 5 %, 1 to 4 GiB.
@@ -282,6 +283,11 @@ class Settings:
     def packages(self) -> Path:
         """Folder of the package cache."""
         return self.cache_dir / "packages"
+
+    @property
+    def allocates_disks(self) -> bool:
+        """True if the disks of sandboxes and volumes have their space on the host from the beginning."""
+        return self.disk_ratio <= 1
 
     @property
     def overcommit(self) -> OvercommitConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host import capacity
 from sandlot.host.capacity import Bound, GroupBounds, Host, group_of, held_bytes, max_tasks, own_bounds, used_memory
 from sandlot.host.cgroup_layout import Hierarchy, Layout
 
@@ -113,3 +114,19 @@ def test_held_bytes_are_disk_blocks_and_not_lengths(tmp_path: Path) -> None:
         os.fsync(image.fileno())
     (sandboxes / "one/link").symlink_to("/dev")
     assert 1 << 20 <= held_bytes(sandboxes) < 2 << 20
+
+
+def test_disk_that_is_allocated_during_the_reading_counts_once(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (small_disk / "sandboxes").mkdir()
+    host, image = Host(small_disk, small_disk / "sandboxes", GroupBounds()), small_disk / "sandboxes/disk.img"
+    room = host.read().free.disk_bytes
+
+    def allocate_and_count(folder: Path, *, deep: bool = True) -> int:
+        if not image.exists():
+            with image.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 1 << 20)
+        return held_bytes(folder, deep=deep)
+
+    monkeypatch.setattr(capacity, "held_bytes", allocate_and_count)
+    reading = host.read()
+    assert (reading.sandbox_disk_bytes, reading.free.disk_bytes + reading.sandbox_disk_bytes) == (1 << 20, room)

@@ -175,7 +175,7 @@ asyncio.run(main())
 
 async def test_private_mounts_are_private_and_end_with_the_stage(folder: Path) -> None:
     image, target = folder / "disk.img", folder / "view"
-    disk_images.stamp(disk_images.make_template(16 << 20, folder), image)
+    disk_images.stamp(disk_images.make_template(16 << 20, folder), image, allocated=False)
     (folder / "hidden").mkdir()
     (folder / "hidden" / "file").write_text("here")
     stage = await Stage.spawn("name", folder / "errors")

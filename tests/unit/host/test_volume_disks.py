@@ -44,6 +44,20 @@ def test_new_volume_is_empty_owned_by_the_user_and_of_its_size(files: VolumeFile
     assert MIB <= (files.used_bytes(ONE) or 0) < 2 * MIB
 
 
+def test_allocated_volume_keeps_its_space_when_files_are_deleted(files: VolumeFiles) -> None:
+    allocated = VolumeFiles(files.folder, allocates=True)
+    files.make(OTHER, SIZE)
+    allocated.make(ONE, SIZE)
+    for volume in (ONE, OTHER):  # the second volume was created as a sparse file
+        place, image = allocated.mount(volume), allocated.image(volume)
+        assert image.stat().st_blocks * 512 >= image.stat().st_size
+        (place / "file").write_bytes(os.urandom(MIB))
+        os.sync()
+        (place / "file").unlink()
+        os.sync()
+        assert image.stat().st_blocks * 512 >= image.stat().st_size
+
+
 def test_remount_gives_the_same_file_system_even_after_a_killed_service(files: VolumeFiles) -> None:
     files.make(ONE, SIZE)
     place = files.mount(ONE)

@@ -175,7 +175,7 @@ class OciDriver:
             program=program,
             folder=folder,
             entry_files=resources.cgroup.entry_files,
-            has_image=not program.limits_disk,
+            has_image=self._has_image(program),
             has_tmp=await run_blocking(_is_empty, shape.root.tree / "tmp"),
             first_id=first_id,
             boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
@@ -184,12 +184,17 @@ class OciDriver:
         return first_id
 
     def _create_resources(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
-        resources.create_resources(shape.limits, None if program.limits_disk else self._disk_template(shape.limits.disk_bytes, resources.folder))
+        disk = self._disk_template(shape.limits.disk_bytes, resources.folder) if self._has_image(program) else None
+        resources.create_resources(shape.limits, disk, allocated=self._settings.allocates_disks)
         if not self._runtime.own_ids:
             return None
         # The range of ids is taken after the group was created, because a range counts as free if its sandbox has no group.
         layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
         return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
+
+    def _has_image(self, program: Program) -> bool:
+        """Return whether the disk of a sandbox is an image file: always if disks are allocated, because a runtime's own file cannot be."""
+        return self._settings.allocates_disks or not program.limits_disk
 
     def _disk_template(self, size_bytes: int, folder: SandboxFolder) -> disk_images.DiskTemplate:
         template = self._disks.get(size_bytes)

@@ -28,7 +28,7 @@ class Evidence:
         ended_for: Reason for which the service ended the sandbox. Empty: the service did not end the sandbox.
         oom_kills: Number of tasks of the sandbox that the kernel killed because of the memory limit.
         panic: First part of the runtime's output about its crash. Empty: the runtime did not crash.
-        disk_full: True if the sandbox's disk has no space left.
+        disk_full: True if the sandbox has written its whole disk. Read only for a runtime that has failed.
         memory_bytes: Memory limit of the sandbox.
         oom_statuses: Exit codes that the sandbox's process can have after an out-of-memory kill in the sandbox.
     """
@@ -41,6 +41,11 @@ class Evidence:
     disk_full: bool
     memory_bytes: int
     oom_statuses: frozenset[int]
+
+
+def has_failed(status: int | None, panic: str) -> bool:
+    """Return whether the runtime itself has failed."""
+    return bool(panic) or (status is not None and -status in _FAULTS)
 
 
 def explain(evidence: Evidence) -> Exit:  # noqa: C901, PLR0911 - each return is one row of a table
@@ -61,7 +66,7 @@ def explain(evidence: Evidence) -> Exit:  # noqa: C901, PLR0911 - each return is
         return Exit(ExitReason.KILLED, evidence.ended_for)
     if evidence.oom_kills and (status is None or status in evidence.oom_statuses):
         return Exit(ExitReason.OOM, f"the sandbox reached its memory limit of {evidence.memory_bytes // 2**20} MiB")
-    failed = bool(panic) or (status is not None and -status in _FAULTS)
+    failed = has_failed(status, panic)
     if failed and evidence.disk_full:
         return Exit(ExitReason.DISK, f"the disk is full and the runtime failed: {panic or status}")
     if _NO_TASK in panic:

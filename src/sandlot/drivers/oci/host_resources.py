@@ -143,12 +143,13 @@ class SandboxHostResources:
             draft.rename(path)
             self.record = record
 
-    def create_resources(self, limits: Limits, disk: disk_images.DiskTemplate | None) -> None:
-        """Create the control group, the pipes and the disk of the sandbox. Blocks for a millisecond.
+    def create_resources(self, limits: Limits, disk: disk_images.DiskTemplate | None, *, allocated: bool) -> None:
+        """Create the control group, the pipes and the disk of the sandbox. Blocks for some milliseconds.
 
         Args:
             limits: Limits of the sandbox.
             disk: Content of an empty disk. None: the disk is a folder, whose size the runtime limits.
+            allocated: True: the whole disk gets its space on the host now.
 
         Raises:
             HostError: The kernel refused the control group.
@@ -166,7 +167,7 @@ class SandboxHostResources:
         if disk is None:
             self.folder.disk.mkdir(mode=0o700)
         else:
-            disk_images.stamp(disk, self.folder.disk_image)
+            disk_images.stamp(disk, self.folder.disk_image, allocated=allocated)
 
     def change_limits(self, limits: Limits) -> None:
         """Record new limits and set them in the control group. If the kernel refuses the limits, the old limits are recorded again.

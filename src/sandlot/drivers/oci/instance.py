@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain
+from sandlot.drivers.oci.exit_reason import DESTROYED, SAVED, Evidence, explain, has_failed
 from sandlot.drivers.oci.headroom import freeze, kill_all
 from sandlot.drivers.oci.host_resources import SandboxHostResources, attach_error
 from sandlot.drivers.oci.record import Record
@@ -25,6 +25,7 @@ from sandlot.drivers.oci.snapshots import image_files
 from sandlot.drivers.oci.snapshots.take import SnapshotRequest, take_snapshot
 from sandlot.host.blocking import finished, run_blocking
 from sandlot.host.cgroup_layout import GroupLimits
+from sandlot.host.disk_images import written_bytes
 from sandlot.host.launcher import Started
 from sandlot.host.link_pipes import PipeStream
 from sandlot.host.process_identity import is_ending, open_process, wait_ended, wait_ended_within
@@ -36,7 +37,7 @@ FIXED_DISK = "the size of the file system is fixed when the sandbox is created"
 _KEEPER_TIMEOUT_S = 2.0
 _PANIC_BYTES = 16 * 1024
 _FULL_SHARE = 0.98
-"""A disk counts as full when this share of its image is allocated. Because of metadata and fragments, the image never reaches its full size."""
+"""A disk counts as full when this share of its image is written. Because of metadata and fragments, the image never reaches its full size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +343,9 @@ class OciInstance:
             status = int(folder.exit.read_text(encoding="ascii"))
         with contextlib.suppress(OSError), folder.panic_log.open("rb") as log:
             panic = log.read(_PANIC_BYTES).decode(errors="replace")
-        with contextlib.suppress(OSError):
-            stat = folder.disk_image.stat()
-            disk_full = stat.st_blocks * 512 >= _FULL_SHARE * stat.st_size
+        if has_failed(status, panic.strip()):
+            with contextlib.suppress(OSError):
+                disk_full = written_bytes(folder.disk_image) >= _FULL_SHARE * folder.disk_image.stat().st_size
         return explain(
             Evidence(
                 status=status,

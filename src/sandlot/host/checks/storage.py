@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sandlot.host import disk_images
 from sandlot.host.cgroups import MOUNTINFO
 from sandlot.host.checks.finding import Finding, Part
 from sandlot.host.checks.runner import describe_error, run_forked
@@ -25,6 +26,8 @@ GROUP = "storage"
 MIN_FREE_BYTES = 64 * MIB
 """Least free space in bytes with which a folder passes: the space of one empty sandbox."""
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+COPY_ON_WRITE = frozenset({"btrfs", "bcachefs", "zfs"})
+"""File systems on which a second write to an allocated block needs more space."""
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "virtiofs"})
 _LOOP_GET_STATUS64, _STATUS_FLAGS_OFFSET, _STATUS_BYTES = 0x4C05, 52, 232
 """Number of the ioctl that reads the status of a loop device; offset of the flags in this status; size of this status in bytes (linux/loop.h)."""
@@ -75,7 +78,7 @@ def check_folder(name: str, folder: Path, plenty: int) -> Finding:
     existing = nearest(folder)
     status = os.statvfs(existing)
     free, inodes = status.f_bavail * status.f_frsize, status.f_favail
-    mount = mount_of(existing, MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape"))
+    mount = mount_of(existing, _mountinfo())
     facts = {"path": str(folder), "exists": _exists(folder), "free_bytes": free, "free_inodes": inodes, "type": mount.kind, "mounted_at": mount.point}
     detail = f"{folder}{'' if _exists(folder) else ' (does not exist yet)'}: {free / 1024**3:.1f} GiB free on {mount.kind}"
     if (why := _writable(existing, folder)) is not None:
@@ -132,6 +135,10 @@ def mount_of(folder: Path, mountinfo: str) -> Mount:
     return best
 
 
+def _mountinfo() -> str:
+    return MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
+
+
 def _writable(existing: Path, folder: Path) -> OSError | None:
     if not existing.is_dir():
         return NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
@@ -147,7 +154,7 @@ def _writable(existing: Path, folder: Path) -> OSError | None:
 
 
 def check_loops(*, data_dir: str) -> list[dict[str, Any]]:
-    """Check whether a loop device can be attached to a file in the state directory, and whether the device uses direct I/O.
+    """Check whether a loop device can be attached to a file in the state directory, uses direct I/O, and has its disk space allocated for good.
 
     Must run in a child process.
     """
@@ -160,6 +167,8 @@ def _loops(folder: Path) -> Finding:
     try:
         with tempfile.TemporaryFile(dir=folder) as backing:
             backing.truncate(MIB)
+            disk_images.allocate(backing.fileno())
+            allocated = operations.is_allocated(backing.fileno()) and mount_of(folder, _mountinfo()).kind not in COPY_ON_WRITE
             number, device = operations.attach_loop(backing.fileno())
             try:
                 status = bytearray(_STATUS_BYTES)
@@ -173,9 +182,10 @@ def _loops(folder: Path) -> Finding:
         return Finding("loop-devices", ok=False, detail=describe_error(error), fix=loop_fix(error), group=GROUP)
     direct = bool(flags & operations.LO_FLAGS_DIRECT_IO)
     advice = "" if direct else "data that a sandbox reads is cached twice; put the state directory on a file system with direct I/O"
-    parts = (Part("direct", direct, advice),)
+    loses = "a full disk of the host can lose data that was synced in a sandbox; put the state directory on ext4 or XFS"
+    parts = (Part("direct", direct, advice), Part("allocated", allocated, "" if allocated else loses))
     detail = f"/dev/loop{number} was attached{', with direct I/O' if direct else ', without direct I/O'}"
-    return Finding("loop-devices", ok=True, detail=detail, group=GROUP, parts=parts, facts={"direct_io": direct})
+    return Finding("loop-devices", ok=True, detail=detail, group=GROUP, parts=parts, facts={"direct_io": direct, "allocated": allocated})
 
 
 def loop_fix(error: OSError) -> str:

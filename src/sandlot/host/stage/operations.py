@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
 ENOENT, ECHILD, EBUSY, EINVAL = 2, 10, 16, 22
+STAT_BLOCK_BYTES = 512
+"""Unit of ``st_blocks`` (stat(2))."""
 
 
 def join(entry_file: str) -> None:
@@ -225,7 +227,7 @@ def disk(image: str, target: str) -> None:
     """Mount an ext4 image file through a new loop device, which the kernel frees after the last unmount (loop(4))."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
-        mount_image(backing, target, "discard,noinit_itable")
+        mount_image(backing, target, "noinit_itable")
     finally:
         os.close(backing)
 
@@ -239,14 +241,27 @@ def mount_image(backing: int, target: str, options: str) -> None:
     Args:
         backing: Descriptor of the image file, open for reading and writing.
         target: Path of the mount point.
-        options: Mount options of ext4. With ``discard``, deleting a file in the file system also frees its space on the host. File systems that
-            ``disk_images`` creates need ``noinit_itable``.
+        options: Mount options of ext4, without those of :func:`image_options`. File systems that ``disk_images`` creates need ``noinit_itable``.
     """
     number, device = attach_loop(backing)
     try:
-        mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, options)
+        mount(f"/dev/loop{number}", target, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, image_options(backing, options))
     finally:
         os.close(device)
+
+
+def image_options(backing: int, options: str) -> str:
+    """Add ``discard`` to the mount options of an image file, unless the file is allocated in full.
+
+    With ``discard``, deleting a file in the file system also frees its space on the host. An allocated image must keep this space.
+    """
+    return options if is_allocated(backing) else f"discard,{options}"
+
+
+def is_allocated(backing: int) -> bool:
+    """Return whether an image file has disk space for all its blocks, so that writing to the file needs no more space."""
+    status = os.fstat(backing)
+    return status.st_blocks * STAT_BLOCK_BYTES >= status.st_size
 
 
 def attach_loop(backing: int) -> tuple[int, int]:

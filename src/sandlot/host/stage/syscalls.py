@@ -125,6 +125,14 @@ def sync_file_system(descriptor: int) -> None:
     _check(_libc.syncfs(descriptor), "syncfs")
 
 
+def fallocate(descriptor: int, size_bytes: int) -> None:
+    """Allocate disk space for the first ``size_bytes`` of a file, without a change of its content (fallocate(2)).
+
+    ``os.posix_fallocate`` is not used: if the file system cannot allocate space, glibc writes to every block of the file instead.
+    """
+    _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size_bytes)), "fallocate")
+
+
 def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
