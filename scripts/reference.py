@@ -23,6 +23,7 @@ from typer.cli import get_docs_for_click
 from sandlot import sdk
 from sandlot.cli import main as entry
 from sandlot.cli.app import app
+from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution import code, output
 from sandlot.core.files import archives, watch
 from sandlot.core.oneshot import runner
@@ -383,6 +384,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("live sandboxes of a key", str(Quota().sandboxes), "none", "quota `sandboxes`"),
             ("hibernated sandboxes of a key", str(Quota().hibernated_sandboxes), "none", "quota `hibernated_sandboxes`"),
             _setting("sandboxes that start at the same time", "max_creates"),
+            ("creates that wait for a start, of one key and of all", f"as many as are left for others; {AdmissionPolicy().max_waiting}", "", ""),
             ("name", "", "63 characters", ""),
             ("metadata", "", f"{sandboxes.MAX_METADATA_ENTRIES} entries, {_size(sandboxes.MAX_METADATA_BYTES)} in all", ""),
             ("name of a metadata entry", "", f"{sandboxes.MAX_METADATA_NAME_BYTES} bytes", ""),
@@ -472,6 +474,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("idle connection without a key", "", f"{listener.ANONYMOUS_KEEP_ALIVE_S:g} s", ""),
             _setting("connections, for TCP and the unix socket each", "max_connections"),
             _setting("memory for buffered requests, output and responses", "buffer_bytes"),
+            ("this memory, for one key", "as much as is left for others", "half of it", ""),
         ],
     }
 

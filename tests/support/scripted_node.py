@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.executions import ProcessInfo
 from sandlot.model.files import Entry
 from sandlot.model.ids import NodeId, ProcessId, new_sandbox_id
@@ -60,7 +60,7 @@ class ScriptedNode:
 
     def __init__(self, node: type[Node] = Node, **real: Any) -> None:  # noqa: ANN401 - any service
         hints = typing.get_type_hints(node)
-        values: dict[str, Any] = {"id": NodeId("node"), "buffers": BufferBudget(64 * MIB), **real}
+        values: dict[str, Any] = {"id": NodeId("node"), "buffers": BufferShares(64 * MIB), **real}
         self._types = {each.name: hints[each.name] for each in fields(node) if each.name not in values}
         self._results: dict[str, deque[Any]] = defaultdict(deque)
         self.services = node(**{**values, **{name: _Service(self, name) for name in self._types}})

@@ -64,7 +64,7 @@ class AdmissionPolicy:
             count.
         max_creates: Number of start slots, which limits how many sandboxes start at the same time. A start takes about 100 ms of processor time,
             so more concurrent starts would only delay each other.
-        max_waiting: Largest number of create requests that wait for a start slot. Further requests are refused.
+        max_waiting: Largest number of create requests that wait for a start slot. One key has at most as many as are left for others.
         overcommit: Shares of the host's memory, disk space and tasks that may be reserved.
         max_suspended_s: Seconds after which a paused or hibernated sandbox is ended.
         network: Limits of network policies.
@@ -179,12 +179,15 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
         )
 
 
-def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
-    """Refuse a new sandbox if the operator's limit of live sandboxes or of waiting create requests is reached.
+def check_room(live: int, waiting: int, own_waiting: int, policy: AdmissionPolicy) -> None:
+    """Refuse a new sandbox if the operator's limit of live sandboxes is reached, or too many create requests wait.
+
+    A key has at most as many waiting create requests as are left for others: half of ``max_waiting`` if no other key has any.
 
     Args:
         live: Number of sandboxes, including those that are being created or removed, but not those that are hibernated.
         waiting: Number of create requests that wait for a start slot.
+        own_waiting: Number of these requests that the caller has sent.
         policy: Policy of the operator.
 
     Raises:
@@ -196,6 +199,13 @@ def check_room(live: int, waiting: int, policy: AdmissionPolicy) -> None:
             code=ErrorCode.BUSY,
             hint="Kill a sandbox that is no longer needed, retry later, or raise SANDLOT_MAX_SANDBOXES.",
             fields={"retry_after_s": BUSY_RETRY_AFTER_S, "max_sandboxes": policy.max_sandboxes},
+        )
+    if own_waiting >= max(1, policy.max_waiting - waiting):
+        raise UnavailableError(
+            f"{own_waiting} create requests of this key are waiting to start a sandbox, as many as the service keeps for other keys.",
+            code=ErrorCode.BUSY,
+            hint="Create fewer sandboxes at the same time, and retry in a few seconds.",
+            fields={"retry_after_s": BUSY_RETRY_AFTER_S},
         )
     if waiting >= policy.max_waiting:
         raise UnavailableError(

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from sandlot.core.resources.templates import Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.model.access import Principal, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
@@ -80,7 +81,7 @@ class AdmissionController:
     """Admits sandboxes on this node.
 
     Args:
-        buffers: Memory of the service for buffered client data. Each sandbox gets a part of it.
+        buffers: Memory of the service for buffered client data. Each sandbox gets a part of its owner's share.
         new_id: Returns a new sandbox id of this node.
     """
 
@@ -97,7 +98,7 @@ class AdmissionController:
         file_store: FileStore,
         blobs: Blobs,
         api_keys: ApiKeys,
-        buffers: BufferBudget,
+        buffers: BufferShares,
         clock: Clock,
         new_id: Callable[[], SandboxId],
     ) -> None:
@@ -189,7 +190,7 @@ class AdmissionController:
             owner=principal.owner,
             name=params.name,
             created_at=self._clock.now(),
-            buffers=self._buffers.part(),
+            buffers=self._buffers.of(principal.owner).part(),
             clock=self._clock,
             idle_timeout_s=params.idle_timeout_s,
             single_use=single_use,
@@ -234,7 +235,7 @@ class AdmissionController:
                     fields={**error.fields, "field": "count"},
                 ) from None
             quotas.check_live(principal.quota, limits, self._reservations.live_limits(principal.owner), count)
-            admission.check_room(self._reservations.count_live() + count - 1, 0, self._policy)
+            admission.check_room(self._reservations.count_live() + count - 1, 0, 0, self._policy)
 
         quotas.check_lifetime(principal.quota, params.timeout_s)
         check(await self._reservations.read_host())
@@ -258,7 +259,7 @@ class AdmissionController:
         takes = self._drivers[sandbox.spec.isolation].max_resources(limits)
         reading = await self._reservations.make_room(takes, replacing=replacing)
         quotas.check_live(self._api_keys.quota_of(sandbox.owner), limits, self._reservations.live_limits(sandbox.owner))
-        admission.check_room(self._reservations.count_live(), 0, self._policy)
+        admission.check_room(self._reservations.count_live(), 0, 0, self._policy)
         self._reservations.check_available(takes, reading, ignoring={replacing})
         replacing.release()
         return self._reservations.record(Purpose.SANDBOX, takes, owner=sandbox.owner, limits=limits)
@@ -302,8 +303,11 @@ class AdmissionController:
         if takes is not None and reading is not None:
             self._reservations.check_feasible(takes, reading)  # first: a request that can never fit must not get a retryable error
         quotas.check_live(principal.quota, limits, self._reservations.live_limits(principal.owner))
-        creating = sum(1 for sandbox in self._registry.live() if sandbox.state is State.CREATING)
-        admission.check_room(self._reservations.count_live(), creating - self._policy.max_creates, self._policy)
+        creating = Counter(sandbox.owner for sandbox in self._registry.live() if sandbox.state is State.CREATING)
+        starting = self._policy.max_creates
+        admission.check_room(
+            self._reservations.count_live(), max(0, creating.total() - starting), max(0, creating[principal.owner] - starting), self._policy
+        )
 
     def _spec(
         self, params: CreateSandboxParams, quota: Quota, template: TemplateRef, source: StartSourceConstraints | None, *, single_use: bool

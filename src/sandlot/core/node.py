@@ -24,7 +24,7 @@ from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.ids import NodeId
 
 
@@ -48,7 +48,7 @@ class Node:
     terminals: TerminalService
     packages: PackageInstaller
     programs: OneShotRunner
-    buffers: BufferBudget
+    buffers: BufferShares
     files: FileService
     watches: WatchService
     file_store: FileStore

@@ -22,7 +22,7 @@ from sandlot.core.ports import Clock
 from sandlot.core.records.sandboxes import SandboxRecorder, from_record
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OwnerId, Principal
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import SandboxRecord
@@ -80,7 +80,7 @@ class SandboxRegistry:
             unchanged and no client finds it, but its name, limits and volumes stay in use.
     """
 
-    def __init__(self, recorder: SandboxRecorder, buffers: BufferBudget, clock: Clock) -> None:
+    def __init__(self, recorder: SandboxRecorder, buffers: BufferShares, clock: Clock) -> None:
         self._recorder = recorder
         self._buffers = buffers
         self._clock = clock
@@ -317,7 +317,7 @@ class SandboxRegistry:
 
     def revive(self, record: SandboxRecord) -> Sandbox:
         """Create a sandbox object from a stored record."""
-        return from_record(record, self._buffers.part(), self._clock)
+        return from_record(record, self._buffers.of(record.owner).part(), self._clock)
 
     def _present(self) -> Sequence[Sandbox]:
         return [*self.live(), *self._detached.values()]

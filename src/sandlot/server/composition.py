@@ -64,6 +64,7 @@ from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Reservations
+from sandlot.core.resources.start_slots import StartSlots
 from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
@@ -87,7 +88,7 @@ from sandlot.host.cgroups import detect_layout
 from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import HostError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
@@ -204,7 +205,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         retention = Retention(store, settings.retention, api_keys.quota_of, clock, metrics)
         execution_log, events = ExecutionLog(store.executions, node_id, clock, metrics, retention), EventFeed(store.events)
         recorder = SandboxRecorder(store, node_id, clock, events, metrics)
-        buffers = BufferBudget(settings.buffer_bytes)
+        buffers = BufferShares(settings.buffer_bytes)
         registry = SandboxRegistry(recorder, buffers, clock)
         metrics.count_sandboxes(registry.live_states)
         file_store = FileStore(store.files, blobs, registry, clock, reservations, max_bytes=settings.upload_max_bytes)
@@ -224,7 +225,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             overcommit=settings.overcommit,
             max_suspended_s=settings.suspended_keep_s,
         )
-        start_slots, new_id = asyncio.Semaphore(policy.max_creates), functools.partial(new_sandbox_id, node_id)
+        start_slots, new_id = StartSlots(policy.max_creates), functools.partial(new_sandbox_id, node_id)
         volume_disks, volume_registry = VolumeFiles(settings.volumes, settings.allocates_disks), VolumeRegistry(store.volumes)
         volume_mounter = VolumeMounter(volume_registry, volume_disks)
         volumes = VolumeManager(

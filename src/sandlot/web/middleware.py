@@ -26,8 +26,8 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node import Node
-from sandlot.model.access import UNBOUNDED, check_upload
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.access import UNBOUNDED, Principal, check_upload
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors, websocket
@@ -80,7 +80,7 @@ class RequestMiddleware:
         *,
         keys: Keyring,
         body_limits: BodyLimits,
-        buffers: BufferBudget,
+        buffers: BufferShares,
         metrics: RequestMetrics,
         error_formats: ErrorFormatSelector = errors.NATIVE_FORMATS,
         signatures: Signatures | None = None,
@@ -121,6 +121,7 @@ class RequestMiddleware:
             scope["state"]["principal"] = principal = await admit(scope, self._keys, self._signatures, vendor)
             exchange.has_key = principal is not None
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
+            exchange.hold_for(principal)
             exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
                 await self._app(scope, exchange.receive, exchange.send)
@@ -143,8 +144,9 @@ class RequestMiddleware:
 class _HttpExchange:
     """A request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferBudget, error_format: ErrorFormat, limit: BodyLimit) -> None:
-        self._buffers = buffers
+    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferShares, error_format: ErrorFormat, limit: BodyLimit) -> None:
+        self._shares = buffers
+        self._buffers = buffers.of(None)
         self._error_format = error_format
         self._limit = limit
         self._held_bytes = 0
@@ -172,6 +174,10 @@ class _HttpExchange:
         self._form_bytes = UNCOUNTED_BYTES if is_form else 0
         """Allowance for the parts of a form beside its file."""
         scope.setdefault("state", {})["request_id"] = self.id
+
+    def hold_for(self, principal: Principal | None) -> None:
+        """Take memory from the share of the sender's key from now on."""
+        self._buffers = self._shares.of(None if principal is None else principal.owner)
 
     def check_content_length(self) -> None:
         """Refuse a body that is too large by its Content-Length."""

@@ -132,13 +132,23 @@ def test_driver_without_volumes_is_refused_only_for_sandboxes_with_volumes() -> 
 
 @pytest.mark.parametrize("live, waiting", [(50, 0), (0, 100)])
 def test_create_beyond_the_operators_numbers_is_busy(live: int, waiting: int) -> None:
-    check_room(49, 99, POLICY)
+    check_room(49, 99, 0, POLICY)
 
     with pytest.raises(UnavailableError) as error:
-        check_room(live, waiting, POLICY)
+        check_room(live, waiting, 0, POLICY)
 
     assert error.value.code is ErrorCode.BUSY
     assert error.value.fields["retry_after_s"] > 0
+
+
+def test_create_beyond_what_waits_for_other_keys_is_busy() -> None:
+    check_room(0, 49, 49, POLICY)
+    check_room(0, 99, 0, POLICY)
+    for waiting, own in ((50, 50), (80, 20)):
+        with pytest.raises(UnavailableError) as error:
+            check_room(0, waiting, own, POLICY)
+        assert error.value.code is ErrorCode.BUSY
+        assert error.value.fields["retry_after_s"] > 0
 
 
 # Names and metadata ---------------------------------------------------------------------------------------------------

@@ -45,6 +45,18 @@ async def test_bounded_number_of_ended_sandboxes_is_remembered_without_their_env
         assert (sandbox.instance, sandbox.link) == (None, None)
 
 
+async def test_creates_of_another_key_do_not_wait_behind_those_of_one_key(at: Bench) -> None:
+    first, second = (replace(OPERATOR, owner=OwnerId(owner), operator=False) for owner in ("first", "second"))
+    at.driver.hold("boot")
+    creating = [asyncio.create_task(at.sandboxes.create(first, BASE)) for _ in range(3 * at.service.settings.max_creates)]
+    await until(lambda: len(at.driver.prepared) == at.service.settings.max_creates)
+    other = asyncio.create_task(at.sandboxes.create(second, BASE))
+    await until(lambda: len(at.driver.prepared) == at.service.settings.max_creates + 1)
+    at.driver.faults.release("boot")
+    await other
+    await asyncio.gather(*creating)
+
+
 async def test_sandbox_that_could_not_be_created_is_not_remembered(at: Bench) -> None:
     at.driver.faults.raises["boot"] = [HostError("no", code=ErrorCode.HOST_NOT_READY)]
     with pytest.raises(HostError):

@@ -16,8 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.access import LOCAL, OwnerId, Principal, Quota
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.files import Entry
 from sandlot.model.specs import MIB
@@ -126,7 +126,7 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
         sent.append(message)
 
     framed = middleware.RequestMiddleware(
-        app, keys=at.service.api_keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferBudget(MIB), metrics=Metrics()
+        app, keys=at.service.api_keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics()
     )
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
     request = asyncio.create_task(framed(scope, receive, send))
@@ -217,15 +217,16 @@ async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
         assert (await http.get(url)).content == b"x" * MIB
 
 
-async def test_bodies_beyond_what_the_service_may_hold_are_refused_until_there_is_room(at: Bench, http: httpx.AsyncClient) -> None:
+async def test_bodies_beyond_the_share_of_a_key_are_refused_until_there_is_room(at: Bench, http: httpx.AsyncClient) -> None:
     body = {"code": "x" * MIB}
-    others = at.service.settings.buffer_bytes - MIB // 2
-    at.service.node.buffers.take(others)
+    own, others = at.service.node.buffers.of(LOCAL), at.service.settings.buffer_bytes // 2 - MIB // 2
+    own.take(others)
     refused = await http.post(CODE, json=body)
     assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
     assert refused.headers["retry-after"] == "1"
     assert (await http.post(CODE, json={"code": "x" * 1000})).status_code == 404  # what is small is always taken
-    at.service.node.buffers.give(others)
+    assert at.service.node.buffers.of(OwnerId("another")).room_bytes > MIB
+    own.give(others)
     assert (await http.post(CODE, json=body)).status_code == 404
     await until(lambda: at.service.node.buffers.taken_bytes == 0)
 
@@ -281,7 +282,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
         await middleware.RequestMiddleware(
-            app, keys=NoKeys(), body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferBudget(MIB), metrics=Metrics()
+            app, keys=NoKeys(), body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics()
         )(scope, receive, send)
     told = bytes(sent)
     assert told.count(streaming.KEEP_ALIVE) >= 3

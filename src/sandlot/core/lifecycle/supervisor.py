@@ -40,6 +40,7 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers, driver_step
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
+from sandlot.core.resources.start_slots import StartSlots
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.manager import VolumeManager
@@ -81,7 +82,7 @@ class LifecycleDependencies:
     """Parts of the service that all supervisors share.
 
     Args:
-        start_slots: Semaphore with ``max_creates`` slots, for starts and recoveries.
+        start_slots: Slots for starts and recoveries.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
         on_wake: Functions that are called with the sandbox when a suspended sandbox runs again.
     """
@@ -98,7 +99,7 @@ class LifecycleDependencies:
     guest_services: GuestServices
     clock: Clock
     policy: AdmissionPolicy
-    start_slots: asyncio.Semaphore
+    start_slots: StartSlots
     on_timeout: Operation[None]
     on_wake: tuple[Callable[[Sandbox], None], ...] = ()
 
@@ -314,13 +315,13 @@ class SandboxSupervisor:
     @asynccontextmanager
     async def start_slot(self) -> AsyncIterator[None]:
         """Wait for a start slot and hold the slot during the body of the ``async with`` block. Raises the errors of :meth:`until_end`."""
-        slots = self.dependencies.start_slots
-        await self.until_end(slots.acquire())
+        slots, owner = self.dependencies.start_slots, self.sandbox.owner
+        await self.until_end(slots.acquire(owner))
         try:
             self.check_end()
             yield
         finally:
-            slots.release()
+            slots.release(owner)
 
     async def resolve_template(self) -> ResolvedTemplate:
         """Return the build of the template from which the sandbox starts, and set the digest of ``spec.template`` to its digest."""

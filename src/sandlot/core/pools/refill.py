@@ -38,6 +38,7 @@ from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations, combine
+from sandlot.core.resources.start_slots import StartSlots
 from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
@@ -97,7 +98,7 @@ class PoolRefiller:
         clock: Clock,
         new_id: Callable[[], SandboxId],
         metrics: Metrics,
-        start_slots: asyncio.Semaphore,
+        start_slots: StartSlots,
     ) -> None:
         self._registry = registry
         self._owners = owners

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 
-from sandlot.core.node import Node
+from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.faults import Fault
 from sandlot.model.output_capture import COPIES
@@ -180,13 +180,13 @@ async def run(body: RunProgramRequest, request: Request) -> Response:
 )
 async def run_batch(body: RunProgramBatchRequest, request: Request) -> Response:
     """Run programs, each in a new sandbox, several at a time. A program that fails or is invalid does not affect the others."""
-    node = get_node(request)
+    node, principal = get_node(request), get_principal(request)
     check_batch(len(body.items), body.concurrency)
-    runs = await node.programs.run_batch(get_principal(request), [_parsed(item) for item in body.items], concurrency=body.concurrency)
+    runs = await node.programs.run_batch(principal, [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = get_request_id(request.scope)
     if streaming.NDJSON_MEDIA_TYPE in request.headers.get("accept", ""):
         return streaming.ndjson_response(request, _outcomes(runs, request_id), runs.aclose)
-    return await cancel_on_disconnect(request, _collect(node, runs, request_id))
+    return await cancel_on_disconnect(request, _collect(node.buffers.of(principal.owner), runs, request_id))
 
 
 async def _outcomes(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
@@ -194,7 +194,7 @@ async def _outcomes(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[M
         yield ProgramBatchItemResponse.of(done, request_id).model_dump(mode="json")
 
 
-async def _collect(node: Node, runs: Stream[BatchItem], request_id: str) -> Response:
+async def _collect(buffers: BufferBudget, runs: Stream[BatchItem], request_id: str) -> Response:
     """Collect all outcomes in one response. Results for which the service has no memory become errors."""
     held = 0
     outcomes: dict[int, ProgramBatchItemResponse] = {}
@@ -204,19 +204,19 @@ async def _collect(node: Node, runs: Stream[BatchItem], request_id: str) -> Resp
                 outcome = done.outcome
                 if isinstance(outcome, Result):
                     size = COPIES * outcome.held_bytes
-                    if node.buffers.try_take(size):
+                    if buffers.try_take(size):
                         held += size
                     else:
                         outcome = _buffers_full()
                 outcomes[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
         return json_response(ProgramBatchResponse(items=[outcomes[index] for index in sorted(outcomes)]))
     finally:
-        node.buffers.give(held)
+        buffers.give(held)
 
 
 def _buffers_full() -> UnavailableError:
     return UnavailableError(
-        "The result of the program was dropped: the buffers of the service are full.",
+        "The result of the program was dropped: this key's share of the service's memory for client data is used up.",
         code=ErrorCode.BUSY,
         hint="Send `Accept: application/x-ndjson`, or use smaller batches or a smaller `output_bytes`.",
     )

@@ -16,7 +16,7 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.reservations import READING_MAX_AGE_S, OvercommitConfig, Purpose, Reservations
 from sandlot.model.access import OwnerId, Principal, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, LimitError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import HostReading, Resources
@@ -69,7 +69,7 @@ def place(clock: ManualClock) -> Place:
 
     none = replace(OvercommitConfig(), memory_reserve_bytes=0, disk_reserve_bytes=0, pids_reserve=0)
     reservations = Reservations(lambda: HostReading(DISK, replace(DISK, disk_bytes=free()), 0), none, clock)
-    registry = SandboxRegistry(SandboxRecorder(store, new_node_id(), clock, EventFeed(store.events), Metrics()), BufferBudget(MIB), clock)
+    registry = SandboxRegistry(SandboxRecorder(store, new_node_id(), clock, EventFeed(store.events), Metrics()), BufferShares(MIB), clock)
     return Place(database, reservations, FileStore(store.files, MemoryBlobs(database), registry, clock, reservations, max_bytes=GIB), clock, free)
 
 

@@ -17,7 +17,7 @@ from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.reservations import OvercommitConfig, Reservations
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.files import check_filename, check_media_type, tidy_filename
 from sandlot.model.ids import new_node_id
@@ -45,7 +45,7 @@ async def blobs(tmp_path: Path) -> FolderBlobs:
 @pytest.fixture
 def store(rows: SqlStore, blobs: FolderBlobs, clock: ManualClock) -> FileStore:
     events = EventFeed(rows.events)
-    registry = SandboxRegistry(SandboxRecorder(rows, new_node_id(), clock, events, Metrics()), BufferBudget(MAX_BYTES), clock)
+    registry = SandboxRegistry(SandboxRecorder(rows, new_node_id(), clock, events, Metrics()), BufferShares(MAX_BYTES), clock)
     return FileStore(rows.files, blobs, registry, clock, reservations_of(clock), max_bytes=MAX_BYTES)
 
 

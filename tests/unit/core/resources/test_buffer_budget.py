@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.execution.output import OutputCollector
-from sandlot.model.buffer_budget import PART, BufferBudget
+from sandlot.model.access import OwnerId
+from sandlot.model.buffer_budget import PART, BufferBudget, BufferShares
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.executions import Display, Output, OutputGap
 from sandlot.model.output_capture import COPIES, HEAD_BYTES, TAIL_BYTES
@@ -43,6 +44,43 @@ def test_share_is_limited_by_itself_and_by_the_whole() -> None:
     assert not parts[PART].try_take(1)
     parts[0].give(1)
     assert parts[PART].try_take(1)
+
+
+def test_owner_holds_at_most_as_much_as_is_left_for_others() -> None:
+    shares = BufferShares(120)
+    first, second = shares.of(OwnerId("first")), shares.of(OwnerId("second"))
+    assert not first.try_take(61)
+    first.take(60)
+    with pytest.raises(UnavailableError) as busy:
+        first.take(1)
+    assert busy.value.code is ErrorCode.BUSY
+    second.take(30)
+    assert not second.try_take(1)
+    assert shares.of(OwnerId("third")).try_take(15)
+    second.give(30)
+    assert shares.of(OwnerId("third")) is not first
+    assert first.part().room_bytes <= 0 < second.part().room_bytes
+
+
+def test_responses_beyond_a_share_leave_half_of_the_budget_to_others() -> None:
+    shares = BufferShares(120)
+    first, second = shares.of(OwnerId("first")), shares.of(OwnerId("second"))
+    first.take_anyway(1000)
+    assert not first.try_take(1)
+    assert second.try_take(30)
+    first.give(1000)
+    second.give(30)
+    assert shares.taken_bytes == 0
+    assert first.try_take(60)
+
+
+def test_share_is_kept_while_it_is_used() -> None:
+    shares, owner = BufferShares(120), OwnerId("first")
+    sandbox = shares.of(owner).part()
+    sandbox.take(20)
+    assert shares.of(owner).taken_bytes == 20
+    sandbox.give(20)
+    assert shares.taken_bytes == 0
 
 
 def test_output_beyond_the_budget_is_counted_and_not_kept() -> None:

@@ -22,7 +22,7 @@ from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.core.volumes.registry import VolumeRegistry
 from sandlot.model.access import LOCAL, OwnerId, Principal
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferBudget, BufferShares
 from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import HostReading, Resources, VolumeView
@@ -90,7 +90,7 @@ class Rig:
     def __init__(self, store: SqlStore, disks: Disks) -> None:
         self.store, self.disks = store, disks
         self.events = EventFeed(store.events)
-        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), self.events, Metrics()), BufferBudget(MIB), SystemClock())
+        self.registry = SandboxRegistry(SandboxRecorder(store, NODE, SystemClock(), self.events, Metrics()), BufferShares(MIB), SystemClock())
         self.reservations = Reservations(
             lambda: HostReading(total=HOST, free=HOST, sandbox_disk_bytes=0), OvercommitConfig(disk_reserve_bytes=0), SystemClock()
         )

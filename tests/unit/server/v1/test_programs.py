@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.core.manager import SandboxManager
 from sandlot.model.access import OPERATOR, Quota
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.programs import BatchItem, OneShotParams, Result, Status
 from sandlot.server.app import create_app
@@ -220,7 +220,7 @@ async def test_a_batch_has_bounds(api: httpx.AsyncClient, body: dict[str, Any]) 
 
 
 async def test_a_result_that_there_is_no_memory_for_is_told() -> None:
-    node = ScriptedNode(buffers=BufferBudget(2 << 20))
+    node = ScriptedNode(buffers=BufferShares(4 << 20))
     async with local_client(create_app(scripted_service(node.services))) as http:
         body = {"items": [program("head -c 100000 /dev/zero") for _ in range(10)], "concurrency": 1}
         for _ in range(2):

@@ -169,7 +169,7 @@ def add_client_stream(
         try:
             connect_rpc.check_type(request.headers.get("content-type", ""), connect_rpc.STREAM)
             call = await _open_call(request)
-            async with aclosing(read_messages(request, call.node.buffers)) as received, _timeout(call.timeout_s):
+            async with aclosing(read_messages(request, call.node.buffers.of(call.principal.owner))) as received, _timeout(call.timeout_s):
                 await cancel_on_hangup(request, _await(method(call, (await parse_message(request, message, raw) async for raw in received))))
         except SandlotError as error:
             web_errors.record_failure(request.scope, error)

@@ -51,7 +51,7 @@ async def run(body: RunRequest, request: Request) -> Response:
     """Run a program to its end and stream its events. The program is killed if the client disconnects."""
     node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
     stream = await cancel_on_disconnect(request, node.processes.stream(principal, sandbox, translate.run_spec(body), options=_OPTIONS))
-    events = _client_events(stream, node.buffers.part(), translate.CHANNELS["output"], with_outcome=True)
+    events = _client_events(stream, node.buffers.of(principal.owner).part(), translate.CHANNELS["output"], with_outcome=True)
     return streaming.event_response(request, events, stream.aclose)
 
 
@@ -173,7 +173,7 @@ async def _read_output(request: Request, process: str, output: str) -> Response:
     node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
     info = await find(request, sandbox, process)
     stream = await node.processes.follow(principal, sandbox, info.process, to_end=False)
-    buffers = node.buffers.part()
+    buffers = node.buffers.of(principal.owner).part()
     buffer, lines = LineBuffer(buffers), list[str]()
     counted_bytes = 0
     try:
@@ -197,7 +197,7 @@ async def _follow_output(request: Request, process: str, output: str) -> Respons
     node, principal, sandbox = get_node(request), get_principal(request), await requested_sandbox(request)
     info = await find(request, sandbox, process)
     stream = await node.processes.follow(principal, sandbox, info.process)
-    events = _client_events(stream, node.buffers.part(), translate.CHANNELS[output], with_outcome=False)
+    events = _client_events(stream, node.buffers.of(principal.owner).part(), translate.CHANNELS[output], with_outcome=False)
     return streaming.event_response(request, events, stream.aclose)
 
 
