@@ -19,16 +19,15 @@ from sandlot.core.lifecycle.supervisor import SandboxSupervisor
 from sandlot.core.node import Node
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.sandbox import Sandbox
-from sandlot.drivers.oci.gvisor import plan
 from sandlot.host.disk_images import loops_below
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, NotFoundError, SandlotError, TimeoutExceededError, UnsupportedError
 from sandlot.model.sandboxes import ForkParams
-from sandlot.model.specs import MAX_VOLUMES, ProcessSpec, SnapshotKind, User, VolumeMount
+from sandlot.model.specs import ProcessSpec, SnapshotKind, User, VolumeMount
 from sandlot.server.composition import RunningService
 from tests.service.test_volumes import all_let_go, clear, fails, made
-from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, place, real_service, shell
+from tests.support.saving import BASE, IN_CONTAINER, killed_at, make, real_service, shell
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow
@@ -333,33 +332,6 @@ async def test_unfinished_attach_is_finished_by_the_next_operation(service: Runn
     assert await shell(service.node, sandbox, "echo 1 > /data/word") == ""
     assert await shell(service.node, child, "cat /data/word") == "1\n"
     await detach(service, sandbox)
-
-
-@pytest.mark.soak
-async def test_sandbox_of_an_earlier_version_detaches_the_right_volume_after_a_hibernation(monkeypatch: pytest.MonkeyPatch) -> None:
-    with place() as folder:
-        with monkeypatch.context() as patched:
-            patched.setattr(plan, "MAX_VOLUMES", MAX_VOLUMES - 1)  # no folder that is nobody's
-            async with real_service(folder, keep=True) as service:
-                for name in ("data", "other"):
-                    await made(service, name)
-                old = await make(service, replace(BASE, volumes=(DATA, replace(OTHER, read_only=False))))
-                await shell(service.node, old, "echo 1 > /data/word; echo 2 > /srv/other/word")
-                old.spec = replace(old.spec, volumes=tuple(replace(each, slot=None) for each in old.spec.volumes))
-                await service.internals.manager._recorder.save_eventually(old)  # noqa: SLF001 - as it was recorded then
-        async with real_service(folder) as service:
-            sandbox = service.internals.registry.find(old.id, OPERATOR)
-            assert [(each.path, each.slot) for each in sandbox.spec.volumes] == [("/data", 0), ("/srv/other", 1)]
-            with pytest.raises(ConflictError, match="earlier version") as refused:
-                await detach(service, sandbox, "/srv/other")
-            assert "Hibernate" in refused.value.hint
-            assert sorted((each.path, each.changing) for each in sandbox.spec.volumes) == [("/data", False), ("/srv/other", False)]
-            assert await shell(service.node, sandbox, "cat /data/word /srv/other/word") == "1\n2\n"
-            await service.internals.manager.hibernate(OPERATOR, sandbox.id)
-            await detach(service, sandbox, "/srv/other")
-            assert await shell(service.node, sandbox, "cat /data/word; ls -A /srv/other") == "1\n"
-            await detach(service, sandbox)
-            await all_let_go(folder)
 
 
 async def test_concurrent_attaches_are_done_one_after_the_other(service: RunningService, sandbox: Sandbox) -> None:

@@ -31,7 +31,7 @@ from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import NewEvent, SandboxRecord
 from sandlot.model.repositories import Store
-from sandlot.model.specs import SandboxSpec, placed
+from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, can_become, is_terminal
 
 RETRY_S: Final = 5.0
@@ -243,7 +243,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
 def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> Sandbox:
     """Create the sandbox object for a record of an ended sandbox, or of a live sandbox that has not been recovered yet."""
     sandbox = Sandbox(
-        replace(record.spec, volumes=placed(record.spec.volumes)),  # records of earlier versions have no volume slots
+        record.spec,
         owner=record.owner,
         name=record.name,
         created_at=record.created_at,
