@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -26,6 +27,12 @@ BACKGROUND: Final = "background"
 """Mode of an execution that continues without a client."""
 INSTALL: Final = "install"
 """Mode of an installation of packages, which may read the package indexes even if the network of its sandbox is ``none``."""
+
+
+SANDBOX_BYTES: Final = 1536
+"""Bytes of the record of an ended sandbox without its metadata, index entries included."""
+METADATA_ENTRY_BYTES: Final = 96
+"""Bytes of one entry of metadata without its texts, index entries included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,13 @@ class SandboxRecord:
     def id(self) -> SandboxId:
         """Id of the sandbox."""
         return self.spec.id
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the record in the store: ``SANDBOX_BYTES``, and the metadata, which the store has twice and escapes once."""
+        metadata = dict(self.spec.metadata)
+        texts = sum(len(text.encode("utf-8", "surrogatepass")) for entry in metadata.items() for text in entry)
+        return SANDBOX_BYTES + len(json.dumps(metadata)) + 2 * texts + len(metadata) * METADATA_ENTRY_BYTES
 
     @property
     def is_unfinished_start(self) -> bool:

@@ -118,12 +118,12 @@ class SandboxRepository(Protocol):
         """Delete the records of the sandboxes that ended before a time, and return the number of deleted records."""
         ...
 
-    async def count_ended(self) -> Mapping[OwnerId, int]:
-        """For each owner that has ended sandboxes, return their number."""
+    async def ended_totals(self) -> Mapping[OwnerId, Stored]:
+        """For each owner that has ended sandboxes, return their number and the sum of their ``size_bytes``."""
         ...
 
-    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
-        """Delete the sandboxes of an owner that ended first until ``keep`` ended sandboxes are left. Return the number of deleted records."""
+    async def trim_ended(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the sandboxes of an owner that ended first until at most ``keep`` is left, and return the number of deleted records."""
         ...
 
 

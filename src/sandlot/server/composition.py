@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -60,6 +61,7 @@ from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.retention import Retention
 from sandlot.core.records.sandboxes import SandboxRecorder
+from sandlot.core.records.space import BoundedFiles, RecordSpace
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.drivers import Drivers
@@ -94,7 +96,7 @@ from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
 from sandlot.model.repositories import Blobs, Store
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
-from sandlot.server import data_dir
+from sandlot.server import data_dir, log_config
 from sandlot.server.image_templates import ImageTemplates
 from sandlot.server.settings import Settings
 from sandlot.server.vendors import VENDORS
@@ -191,6 +193,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         opened.enter_context(data_dir.locked(settings.data_dir))
         data_dir.check_format(settings.data_dir)
         node_id = data_dir.node(settings.data_dir)
+        database = None
         if store is None:
             store = database = await opened.enter_async_context(open_store(settings.database))
             data_dir.check_database(settings.data_dir, await database.identity())
@@ -210,11 +213,13 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         metrics.count_sandboxes(registry.live_states)
         file_store = FileStore(store.files, blobs, registry, clock, reservations, max_bytes=settings.upload_max_bytes)
         await file_store.open()
-        await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention))
+        space = RecordSpace(_bounded_files(settings, has_database=database is not None), reservations, clock)
+        await space.update()
+        await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention, space))
 
         # Resources of the node
         if packages is None:
-            packages = await opened.enter_async_context(_package_cache(settings, metrics))
+            packages = await opened.enter_async_context(_package_cache(settings, metrics, reservations))
         driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
         template_set, resolver = Templates(templates or images), TemplateResolver(templates or images)
         policy = AdmissionPolicy(
@@ -437,11 +442,20 @@ async def _writing(
     events: EventFeed,
     recorder: SandboxRecorder,
     retention: Retention,
+    space: RecordSpace,
 ) -> AsyncIterator[None]:
     """Run the loops that write records. Leaving the context writes the pending records."""
     loops = [
         asyncio.create_task(_restart_on_defect(work, metrics))
-        for work in (execution_log.writer.run, retention.run, metrics.watch_loop, api_keys.run, api_keys.end_expired_requests, counter.writer.run)
+        for work in (
+            execution_log.writer.run,
+            retention.run,
+            space.run,
+            metrics.watch_loop,
+            api_keys.run,
+            api_keys.end_expired_requests,
+            counter.writer.run,
+        )
     ]
     try:
         yield
@@ -471,11 +485,17 @@ async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metr
 
 
 @asynccontextmanager
-async def _package_cache(settings: Settings, metrics: Metrics) -> AsyncIterator[PackageCache]:
-    """Run a cache of the package indexes for which this machine is configured."""
+async def _package_cache(settings: Settings, metrics: Metrics, reservations: Reservations) -> AsyncIterator[PackageCache]:
+    """Run a cache of the package indexes for which this machine is configured.
+
+    A cache on the disk of the data directory leaves the disk space free that is reserved, and gives up files when more is needed.
+    """
     cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
     await cache.start()
     metrics.count_packages(lambda: asdict(cache.counters()))
+    if settings.packages.stat().st_dev == settings.data_dir.stat().st_dev:
+        cache.share_disk(reservations)
+        reservations.reclaim_with(cache.reclaim)
     try:
         yield cache
     finally:
@@ -513,6 +533,16 @@ async def _running(
         await node.snapshots.aclose()
         await internals.forks.tasks.wait()
         await internals.volume_mounter.tasks.wait()
+
+
+def _bounded_files(settings: Settings, *, has_database: bool) -> list[BoundedFiles]:
+    """Return the files of the service in the data directory whose disk space is reserved."""
+    log = settings.data_dir / data_dir.LOG
+    files = [BoundedFiles((log, log.with_name(f"{log.name}.1")), 2 * log_config.MAX_BYTES)]
+    if has_database and isinstance(settings.database, Path):
+        database = settings.database
+        files.append(BoundedFiles((database, database.with_name(f"{database.name}-wal")), settings.retention.database_bytes))
+    return files
 
 
 def own_host(settings: Settings) -> Host:

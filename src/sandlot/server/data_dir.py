@@ -29,6 +29,8 @@ file or its name in the data directory, a table or a field of the database, a di
 DATABASE = "sandlot.db"
 FORMAT = "format"
 LOCK = "lock"
+LOG = "service.log"
+"""File that receives the standard error of a local service."""
 NODE = "node"
 SIGNING = "signing.key"
 STORE = "store"

@@ -29,7 +29,7 @@ import uvloop
 from sandlot import __version__
 from sandlot.host.service_cgroup import service_cgroup
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
-from sandlot.server import log_config
+from sandlot.server import data_dir, log_config
 from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService, control_groups, open_service
 from sandlot.server.settings import Settings
@@ -49,9 +49,6 @@ GRACEFUL_S = 10
 
 DESCRIPTORS = 65536
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LOG = "service.log"
-"""File in the data directory that receives the standard error of a local service."""
-
 _IDLE_CHECK_S = 1.0
 _log = structlog.get_logger("sandlot.server")
 
@@ -203,7 +200,7 @@ class Server(uvicorn.Server):
                 async with asyncio.timeout(None if idle_exit_s is None else _IDLE_CHECK_S):
                     await stop.wait()
             if idle_exit_s is not None:
-                log_config.rotate_log(self._service.settings.data_dir / LOG)
+                log_config.rotate_log(self._service.settings.data_dir / data_dir.LOG)
             if idle_exit_s is not None and self._service.internals.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
                 _log.info("service.idle_exit", idle_s=idle_exit_s)
                 break

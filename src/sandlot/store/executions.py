@@ -15,7 +15,7 @@ from sandlot.model.repositories import Position, Stored
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH
 from sandlot.store.schema import RUNNING, execution_counts, executions
-from sandlot.store.statements import filter_by, insert, is_before, upsert
+from sandlot.store.statements import filter_by, first_beyond, insert, is_before, upsert
 
 _COLUMNS = tuple(column.name for column in executions.columns if column.name not in {"argv", "size_bytes"})
 
@@ -76,19 +76,10 @@ class SqlExecutionRepository:
 
     async def trim(self, owner: OwnerId, *, keep: Stored) -> int:
         """Delete the oldest records of an owner until at most ``keep.rows`` records with ``keep.bytes`` bytes are left. Return their number."""
-        newest_first = executions.c.created_at.desc(), executions.c.id.desc()
-        running = select(
-            executions.c.created_at,
-            executions.c.id,
-            func.row_number().over(order_by=newest_first).label("rows"),
-            func.sum(executions.c.size_bytes).over(order_by=newest_first, rows=(None, 0)).label("size"),
-        ).where(executions.c.owner == owner)
-        each = running.subquery()
-        beyond = select(each).where(or_(each.c.rows > keep.rows, each.c.size > keep.bytes)).order_by(each.c.rows).limit(1)
-        newest_old = await self._database.rows(beyond)
+        newest_old = await self._database.rows(first_beyond(executions, executions.c.created_at, owner, keep))
         if not newest_old:
             return 0
-        position = Position(newest_old[0].created_at, newest_old[0].id)
+        position = Position(newest_old[0].at, newest_old[0].id)
         old = (
             select(executions.c.id)
             .where(executions.c.owner == owner, or_(is_before(executions, position), executions.c.id == position.id))

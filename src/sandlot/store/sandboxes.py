@@ -19,16 +19,16 @@ from sandlot.model.access import OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.records import NewEvent, SandboxRecord
-from sandlot.model.repositories import Position
+from sandlot.model.repositories import Position, Stored
 from sandlot.model.states import State, is_terminal
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH, append
 from sandlot.store.schema import sandbox_metadata, sandboxes
-from sandlot.store.statements import filter_by, is_after, upsert
+from sandlot.store.statements import filter_by, first_beyond, is_after, upsert
 
 _TERMINAL = tuple(state.value for state in State if is_terminal(state))
 _LIVE = tuple(state.value for state in State if not is_terminal(state))
-_COLUMNS = tuple(column.name for column in sandboxes.columns if column.name not in {"id", "state"})
+_COLUMNS = tuple(column.name for column in sandboxes.columns if column.name not in {"id", "state", "size_bytes"})
 
 
 class SqlSandboxRepository:
@@ -126,20 +126,20 @@ class SqlSandboxRepository:
         old = select(sandboxes.c.id).where(sandboxes.c.ended_at < before, sandboxes.c.state.in_(_TERMINAL)).limit(BATCH)
         return await self._database.apply_until_done(delete(sandboxes).where(sandboxes.c.id.in_(old)))
 
-    async def count_ended(self) -> Mapping[OwnerId, int]:
-        """For each owner that has ended sandboxes, return their number."""
-        query = select(sandboxes.c.owner, func.count().label("number")).where(sandboxes.c.ended_at.is_not(None)).group_by(sandboxes.c.owner)
-        return {OwnerId(row.owner): int(row.number) for row in await self._database.rows(query)}
+    async def ended_totals(self) -> Mapping[OwnerId, Stored]:
+        """For each owner that has ended sandboxes, return their number and the sum of their sizes in bytes."""
+        query = select(sandboxes.c.owner, func.count().label("number"), func.sum(sandboxes.c.size_bytes).label("size"))
+        rows = await self._database.rows(query.where(sandboxes.c.ended_at.is_not(None)).group_by(sandboxes.c.owner))
+        return {OwnerId(row.owner): Stored(int(row.number), int(row.size)) for row in rows}
 
-    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
-        """Delete the sandboxes of an owner that ended first until at most ``keep`` ended ones are left. Return the number of deleted records."""
-        ended = select(sandboxes.c.id, sandboxes.c.ended_at).where(sandboxes.c.owner == owner, sandboxes.c.ended_at.is_not(None))
-        newest_old = await self._database.rows(ended.order_by(sandboxes.c.ended_at.desc(), sandboxes.c.id.desc()).offset(keep).limit(1))
+    async def trim_ended(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the sandboxes of an owner that ended first until at most ``keep`` is left. Return the number of deleted records."""
+        ended_at, row_id = sandboxes.c.ended_at, sandboxes.c.id
+        newest_old = await self._database.rows(first_beyond(sandboxes, ended_at, owner, keep))
         if not newest_old:
             return 0
-        ended_at, row_id = sandboxes.c.ended_at, sandboxes.c.id
         last = newest_old[0]
-        is_old = or_(ended_at < last.ended_at, and_(ended_at == last.ended_at, row_id <= last.id))
+        is_old = or_(ended_at < last.at, and_(ended_at == last.at, row_id <= last.id))
         old = select(row_id).where(sandboxes.c.owner == owner, is_old).limit(BATCH)
         return await self._database.apply_until_done(delete(sandboxes).where(row_id.in_(old)))
 
@@ -154,7 +154,7 @@ def _may_replace(statement: postgresql.Insert | sqlite.Insert) -> ColumnElement[
 
 
 def _row(record: SandboxRecord) -> dict[str, Any]:
-    return {"id": record.id, "state": record.state.value, **{name: getattr(record, name) for name in _COLUMNS}}
+    return {"id": record.id, "state": record.state.value, "size_bytes": record.size_bytes, **{name: getattr(record, name) for name in _COLUMNS}}
 
 
 def _record(row: Row[Any]) -> SandboxRecord:

@@ -176,11 +176,12 @@ sandboxes = Table(
     Column("ended_at", UtcMicrosecondsType),
     Column("idempotency_key", Utf8TextType),
     Column("request_digest", ShortTextType(64)),
+    Column("size_bytes", BigInteger, nullable=False),
     Index("sandboxes_by_node", "node", "state"),
     Index("sandboxes_by_owner", "owner", "created_at", "id"),
     Index("sandboxes_by_age", "created_at", "id"),
     Index("sandboxes_by_end", "ended_at"),
-    Index("sandboxes_by_owner_and_end", "owner", "ended_at", "id"),
+    Index("sandboxes_by_owner_and_end", "owner", "ended_at", "id", "size_bytes"),
     Index("sandboxes_by_request", "owner", "idempotency_key", unique=True),
 )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, or_
+from sqlalchemy import Column, ColumnElement, Select, Table, and_, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sandlot.model.repositories import Position
+from sandlot.model.access import OwnerId
+from sandlot.model.repositories import Position, Stored
 
 
 def insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
@@ -47,6 +48,29 @@ def is_before(table: Table, position: Position) -> ColumnElement[bool]:
     """Return the SQL condition for rows of a table that precede a position in the order of ``created_at`` and id."""
     created_at, row_id = table.c.created_at, table.c.id
     return and_(created_at <= position.at, or_(created_at < position.at, row_id < position.id))
+
+
+def first_beyond(table: Table, at: Column[Any], owner: OwnerId, keep: Stored) -> Select[Any]:
+    """Return a SELECT statement for the newest row that is too much if an owner may keep an amount of rows. Its columns are ``at`` and ``id``.
+
+    Args:
+        table: A table with the columns ``id``, ``owner`` and ``size_bytes``.
+        at: Column with the time by which the rows are ordered. Rows without a time do not count.
+        owner: Owner of the rows.
+        keep: The newest rows up to this number and size are not too much.
+    """
+    newest_first = at.desc(), table.c.id.desc()
+    each = (
+        select(
+            at.label("at"),
+            table.c.id,
+            func.row_number().over(order_by=newest_first).label("number"),
+            func.sum(table.c.size_bytes).over(order_by=newest_first, rows=(None, 0)).label("size"),
+        )
+        .where(table.c.owner == owner, at.is_not(None))
+        .subquery()
+    )
+    return select(each.c.at, each.c.id).where(or_(each.c.number > keep.rows, each.c.size > keep.bytes)).order_by(each.c.number).limit(1)
 
 
 def filter_by(statement: Select[Any], table: Table, **values: object) -> Select[Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -31,9 +31,9 @@ TRIM_BYTES: Final = 16 * MIB
 """Rows and bytes of new log entries after which the surplus is removed at once."""
 
 EVENT_BYTES: Final = KIB
-"""Disk space of an event, index entries included. Measured: 0.3 KiB."""
-SANDBOX_BYTES: Final = 16 * KIB
-"""Disk space of the record of an ended sandbox, index entries included. Measured: 1 KiB, and 33 KiB with the most metadata."""
+"""Disk space of an event, index entries included. Measured: 0.25 KiB."""
+SANDBOX_BYTES: Final = 4 * KIB
+"""Size of the records of ended sandboxes, on average. Measured: 1.4 KiB, and 121 KiB with the most metadata."""
 OVERHEAD_BYTES: Final = 128 * MIB
 """Disk space of the write-ahead log (64 MiB), of all other tables, and of pages that are not full."""
 
@@ -51,7 +51,7 @@ class Keep:
         events_s: Maximum age of events.
         events: Maximum number of events.
         sandboxes_s: Maximum age of records of ended sandboxes, from the end of the sandbox.
-        sandboxes: Maximum number of records of ended sandboxes.
+        sandboxes: Maximum number of records of ended sandboxes. Their size together is limited to ``SANDBOX_BYTES`` for each of this number.
     """
 
     executions_s: float = 7 * DAY_S
@@ -149,10 +149,14 @@ class Retention:
         return sum([await self._store.executions.trim(owner, keep=amount) for owner, amount in plan.items()])
 
     async def _trim_events(self) -> int:
-        return await _trim_rows(await self._store.events.counts(), self._keep.events, self._store.events.trim)
+        counts = await self._store.events.counts()
+        share = equal_share(counts.values(), self._keep.events)
+        return sum([await self._store.events.trim(owner, keep=share) for owner, events in counts.items() if events > share])
 
     async def _trim_sandboxes(self) -> int:
-        return await _trim_rows(await self._store.sandboxes.count_ended(), self._keep.sandboxes, self._store.sandboxes.trim_ended)
+        most = Stored(self._keep.sandboxes, self._keep.sandboxes * SANDBOX_BYTES)
+        plan = plan_trim(await self._store.sandboxes.ended_totals(), {}, most)
+        return sum([await self._store.sandboxes.trim_ended(owner, keep=amount) for owner, amount in plan.items()])
 
     async def _try(self, drop: Callable[[], Awaitable[int]]) -> int:
         try:
@@ -166,12 +170,3 @@ class Retention:
 def _limit(quota: Quota, stored: Stored) -> Stored:
     rows = stored.rows if quota.stored_executions is None else quota.stored_executions
     return Stored(rows, stored.bytes if quota.stored_execution_bytes is None else quota.stored_execution_bytes)
-
-
-class _Trim(Protocol):
-    async def __call__(self, owner: OwnerId, *, keep: int) -> int: ...
-
-
-async def _trim_rows(counts: Mapping[OwnerId, int], most: int, trim: _Trim) -> int:
-    share = equal_share(counts.values(), most)
-    return sum([await trim(owner, keep=share) for owner, rows in counts.items() if rows > share])

@@ -32,7 +32,7 @@ Two nodes on one host do not see each other's reservations. Give each node a sha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -386,6 +386,7 @@ class Reservations:
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when a reservation is released or changes."""
         self._suspending: Reservation | None = None
+        self._reclaim: Callable[[int], Awaitable[int]] | None = None
         self.unread_disk_bytes = 0
         """Disk space that was reserved and written since the host was last read; see :meth:`Reservation.settle`."""
         """Reservation of the hibernation that uses the suspend reserve."""
@@ -401,6 +402,16 @@ class Reservations:
         """
         self._evict_next = evict_next
 
+    def reclaim_with(self, reclaim: Callable[[int], Awaitable[int]]) -> None:
+        """Set the function that frees disk space which is used only as a cache. Without it, nothing is freed.
+
+        The composition root passes ``PackageCache.reclaim`` if the cache is on the disk of the data directory.
+
+        Args:
+            reclaim: Function that frees a number of bytes and returns the number of freed bytes, or frees nothing and returns 0.
+        """
+        self._reclaim = reclaim
+
     async def read_host(self) -> HostReading:
         """Return a reading of the host that is at most ``READING_MAX_AGE_S`` old. Concurrent callers share one reading.
 
@@ -414,7 +425,7 @@ class Reservations:
         return await asyncio.shield(self._reading)
 
     async def make_room(self, needed: Resources, *, replacing: Reservation | None = None) -> HostReading:
-        """Evict warm sandboxes until an amount fits, and return the reading of the host for the reservation.
+        """Free cached disk space and evict warm sandboxes until an amount fits, and return the reading of the host for the reservation.
 
         Call :meth:`reserve` or :meth:`Reservation.resize` before the next ``await``: until then no other request can take the room. If the amount
         still does not fit, these methods raise an error.
@@ -438,12 +449,38 @@ class Reservations:
             leaving = self.leaving()
             is_coming = bool(leaving) and (self._is_pressed(needed, reading) or self.fits(needed, reading, ignoring=ignored | leaving))
             if not is_coming:
-                if self._evict_next() is None:
+                short_bytes = self._disk_shortage(needed, reading, ignored | leaving)
+                if short_bytes and self._reclaim is not None and await self._reclaim(short_bytes):
+                    self._latest = None
+                elif self._evict_next() is None:
                     return reading
             elif not await self._wait_changed(changed, until_s):
                 return reading
             else:
                 self._latest = None  # read the host again, because resources were freed
+
+    async def disk_to_leave(self) -> int:
+        """Return the free disk space that a cache must leave: the reserve of the host, and what is reserved and not written yet.
+
+        Raises:
+            HostError: The host cannot be read (``host_not_ready``).
+        """
+        reading = await self.read_host()
+        return max(host_reserve(reading, self._overcommit).disk_bytes, reading.free.disk_bytes - self._unreserved_disk(reading))
+
+    def _unreserved_disk(self, reading: HostReading, ignored: Collection[Reservation] = ()) -> int:
+        """Return how much more disk space can be written without breaking a reservation; negative if reservations cannot be kept already."""
+        reserved = combine(sum, *self._amounts(ignored)).disk_bytes
+        kept = host_reserve(reading, self._overcommit).disk_bytes
+        return reading.free.disk_bytes + reading.sandbox_disk_bytes - kept - int(reserved / self._overcommit.disk_ratio)
+
+    def _disk_shortage(self, needed: Resources, reading: HostReading, ignored: Collection[Reservation]) -> int:
+        """Return how many bytes must become free on the disk until an amount fits; 0 if disk space is not what is missing."""
+        if not needed.disk_bytes:
+            return 0
+        missing = int(needed.disk_bytes / self._overcommit.disk_ratio) - self._unreserved_disk(reading, ignored)
+        pressed = host_reserve(reading, self._overcommit).disk_bytes // 2 - reading.free.disk_bytes
+        return max(0, missing, pressed)
 
     def leaving(self) -> set[Reservation]:
         """Return the reservations whose resources are expected to be free soon."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.fairness import ConcurrencyLimiter
-from sandlot.egress.packages.store.store import PackageStore
+from sandlot.egress.packages.store.store import PackageStore, SharedDisk
 from sandlot.host.blocking import BlockingPool
 from sandlot.model.errors import ErrorCode, UnavailableError
 
@@ -64,6 +64,14 @@ class PackageCache:
         self._closed = False
         self._limiter = ConcurrencyLimiter()
 
+    def share_disk(self, disk: SharedDisk) -> None:
+        """Leave disk space free that others have reserved. Without this call, little more than the limit of the folder bounds the cache."""
+        self._store.share_disk(disk)
+
+    async def reclaim(self, wanted_bytes: int) -> int:
+        """Remove the least recently used files to free disk space for others. Return the freed bytes; 0 if all files are too few."""
+        return await self._threads.run(self._store.reclaim, wanted_bytes)
+
     async def start(self) -> None:
         """Create the folder of the package store, and remove incomplete files that killed services left there.
 
@@ -96,6 +104,7 @@ class PackageCache:
         router, connection = await self._open()
 
         async def respond(request: Request) -> Response:
+            await self._store.read_disk()
             return await router.respond(replace(request, sandbox=sandbox))
 
         with self._limiter.slots(sandbox) as slots:

@@ -360,6 +360,7 @@ class Download:
     async def _begin(self, length: int | None) -> None:
         if length is None and self._hash is None:
             raise NotStorableError  # without a size and a digest, an incomplete file cannot be recognized
+        await self._store.read_disk()
         draft = await self._threads.open(self._store.create_draft)
         if draft is None:
             raise NotStorableError
@@ -378,10 +379,10 @@ class Download:
     async def _write(self, piece: bytes) -> None:
         draft = self._draft
         assert draft is not None  # noqa: S101 - for the type checker: _begin() was called
-        if draft.size_bytes + len(piece) > draft.allocated_bytes and not await self._threads.run(
-            self._store.make_room, draft, _growth(draft, self.length)
-        ):
-            raise NotStorableError
+        if draft.size_bytes + len(piece) > draft.allocated_bytes:
+            await self._store.read_disk()
+            if not await self._threads.run(self._store.make_room, draft, _growth(draft, self.length)):
+                raise NotStorableError
         await self._threads.run(self._write_and_hash, draft, piece)
         self._notify(max(0, draft.size_bytes - WITHHELD_BYTES))
 

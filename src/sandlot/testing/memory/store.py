@@ -287,16 +287,17 @@ class MemorySandboxRepository:
 
         return await self._session.write("sandboxes.delete_ended", lambda database: _remove(database.sandboxes, is_old))
 
-    async def count_ended(self) -> Mapping[OwnerId, int]:
-        """For each owner that has ended sandboxes, return their number."""
-        return Counter(row.owner for row in await self._select("count_ended", lambda row: row.ended_at is not None))
+    async def ended_totals(self) -> Mapping[OwnerId, Stored]:
+        """For each owner that has ended sandboxes, return their number and the sum of their sizes in bytes."""
+        return _totals_by_owner(await self._select("ended_totals", lambda row: row.ended_at is not None))
 
-    async def trim_ended(self, owner: OwnerId, *, keep: int) -> int:
-        """Delete the ended sandboxes of an owner except the ``keep`` that ended last, and return the number of deleted records."""
+    async def trim_ended(self, owner: OwnerId, *, keep: Stored) -> int:
+        """Delete the sandboxes of an owner that ended first until at most ``keep`` is left, and return the number of deleted records."""
 
         def work(database: MemoryDatabase) -> int:
             ended = [row for row in database.sandboxes.values() if row.owner == owner and row.ended_at is not None]
-            old = {row.id for row in sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)[keep:]}
+            newest = sorted(ended, key=lambda row: (row.ended_at, row.id), reverse=True)
+            old = {row.id for row in newest} - {row.id for row in _within(newest, keep)}
             return _remove(database.sandboxes, lambda row: row.id in old)
 
         return await self._session.write("sandboxes.trim_ended", work)
@@ -548,11 +549,7 @@ class MemoryExecutionRepository:
         """For each owner, return the number of records and the sum of their sizes in bytes. If ``owner`` is not None, only for this owner."""
 
         def work(database: MemoryDatabase) -> Mapping[OwnerId, Stored]:
-            sizes: dict[OwnerId, list[int]] = {}
-            for row in database.executions.values():
-                if owner in {None, row.owner}:
-                    sizes.setdefault(row.owner, []).append(row.size_bytes)
-            return {each: Stored(len(of), sum(of)) for each, of in sizes.items()}
+            return _totals_by_owner(row for row in database.executions.values() if owner in {None, row.owner})
 
         return await self._session.read("executions.totals", work)
 
@@ -560,13 +557,8 @@ class MemoryExecutionRepository:
         """Delete the oldest records of an owner until at most ``keep.rows`` records with ``keep.bytes`` bytes are left."""
 
         def work(database: MemoryDatabase) -> int:
-            kept: set[ExecutionId] = set()
-            left_bytes = keep.bytes
-            for row in _newest((row for row in database.executions.values() if row.owner == owner), keep.rows):
-                left_bytes -= row.size_bytes
-                if left_bytes < 0:
-                    break
-                kept.add(row.id)
+            newest = _newest((row for row in database.executions.values() if row.owner == owner), keep.rows)
+            kept = {row.id for row in _within(newest, keep)}
             return _remove(database.executions, lambda row: row.owner == owner and row.id not in kept)
 
         return await self._session.write("executions.trim", work)
@@ -781,7 +773,15 @@ class _RequestedRow(_OwnedRow, Protocol):
     def idempotency_key(self) -> str | None: ...
 
 
+class _KeptRow(Protocol):
+    @property
+    def owner(self) -> OwnerId: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
 _RowT = TypeVar("_RowT", bound=_Row)
+_KeptT = TypeVar("_KeptT", bound=_KeptRow)
 _SizedT = TypeVar("_SizedT", bound=_SizedRow)
 _RequestedT = TypeVar("_RequestedT", bound=_RequestedRow)
 _SpecT = TypeVar("_SpecT", SandboxRecord, SnapshotRecord)
@@ -805,6 +805,25 @@ def _sorted(rows: Iterable[_RowT]) -> list[_RowT]:
 
 def _newest(rows: Iterable[_RowT], limit: int) -> list[_RowT]:
     return sorted(rows, key=_position, reverse=True)[:limit]
+
+
+def _totals_by_owner(rows: Iterable[_KeptRow]) -> dict[OwnerId, Stored]:
+    sizes: dict[OwnerId, list[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.owner, []).append(row.size_bytes)
+    return {owner: Stored(len(of), sum(of)) for owner, of in sizes.items()}
+
+
+def _within(newest: Iterable[_KeptT], keep: Stored) -> list[_KeptT]:
+    """Return the first rows up to an amount."""
+    kept: list[_KeptT] = []
+    left_bytes = keep.bytes
+    for row in newest:
+        left_bytes -= row.size_bytes
+        if len(kept) == keep.rows or left_bytes < 0:
+            break
+        kept.append(row)
+    return kept
 
 
 def _remove(rows: dict[_IdT, _AnyT], is_removed: Callable[[_AnyT], bool]) -> int:

@@ -154,18 +154,20 @@ class RowsSuite:
         assert await self._ended_page(store, metadata={"a": "b"}) == []
 
     async def test_surplus_ended_sandboxes_of_one_owner_are_deleted(self, store: Store) -> None:
-        own = [ended(at // 2) for at in range(6)]
+        own = [ended(at // 2, metadata={"a": "\x01ä" * at}) for at in range(6)]
         others = [ended(0, owner=BOB), sandbox(created_at=moment(0))]
         for record in (*own, *others):
             await store.sandboxes.save(record)
-        assert await store.sandboxes.count_ended() == {ALICE: 6, BOB: 1}
-        assert await store.sandboxes.trim_ended(ALICE, keep=6) == 0
-        assert await store.sandboxes.trim_ended(ALICE, keep=3) == 3
         newest = sorted(own, key=lambda record: (record.ended_at, record.spec.id), reverse=True)
+        size = sum(record.size_bytes for record in own)
+        assert await store.sandboxes.ended_totals() == {ALICE: Stored(6, size), BOB: Stored(1, others[0].size_bytes)}
+        assert await store.sandboxes.trim_ended(ALICE, keep=Stored(6, size)) == 0
+        assert await store.sandboxes.trim_ended(ALICE, keep=Stored(5, size)) == 1
+        assert await store.sandboxes.trim_ended(ALICE, keep=Stored(9, sum(record.size_bytes for record in newest[:3]))) == 2
         kept = [record for record in own if await store.sandboxes.get(record.id)]
         assert sorted(record.id for record in kept) == sorted(record.id for record in newest[:3])
         assert [await store.sandboxes.get(record.id) for record in others] == others
-        assert await store.sandboxes.trim_ended(ALICE, keep=0) == 3
+        assert await store.sandboxes.trim_ended(ALICE, keep=Stored(0, size)) == 3
 
     async def _ended_page(self, store: Store, **filters: object) -> list[SandboxRecord]:
         """Return a page of ended sandboxes. ``filters`` are arguments of ``list_ended``; by default all ended sandboxes match."""

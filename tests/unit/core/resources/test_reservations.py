@@ -242,3 +242,70 @@ async def test_host_is_read_again_after_each_eviction(host: Host, clock: ManualC
     warm[0].release()
     reservations.reserve(Purpose.SANDBOX, TEN, await making)
     assert pools.waiting == warm[1:]
+
+
+def disk(amount: int) -> Resources:
+    return replace(NOTHING, disk_bytes=amount)
+
+
+class Cache:
+    """A cache on the disk of the host, from which bytes can be taken."""
+
+    def __init__(self, host: Host, reservations: Reservations, cached: int) -> None:
+        self.host = host
+        self.cached = cached
+        self.host.reading = replace(host.reading, free=replace(HAS, disk_bytes=HAS.disk_bytes - cached))
+        reservations.reclaim_with(self.reclaim)
+
+    async def reclaim(self, wanted: int) -> int:
+        if wanted > self.cached:
+            return 0
+        self.cached -= wanted
+        self.host.reading = replace(self.host.reading, free=replace(HAS, disk_bytes=self.host.reading.free.disk_bytes + wanted))
+        return wanted
+
+
+async def test_cached_disk_space_is_freed_before_a_sandbox_is_evicted(reservations: Reservations, host: Host) -> None:
+    cache = Cache(host, reservations, 60)
+    warm = reservations.reserve(Purpose.POOL, disk(10), await reservations.read_host())
+    pools = Pools(reservations, warm)
+    reservations.reserve(Purpose.SANDBOX, disk(50), await reservations.make_room(disk(50)))
+    assert (cache.cached, pools.waiting) == (40, [warm])
+    making = asyncio.create_task(reservations.make_room(disk(45)))  # all of the cache is too little
+    await settle(lambda: not pools.waiting)
+    warm.release()
+    reservations.reserve(Purpose.SANDBOX, disk(45), await making)
+    assert cache.cached == 5
+
+
+async def test_cached_disk_space_is_not_freed_for_memory(reservations: Reservations, host: Host) -> None:
+    cache = Cache(host, reservations, 60)
+    await fill(reservations, 100)
+    with pytest.raises(UnavailableError):
+        reservations.reserve(Purpose.SANDBOX, TEN, await reservations.make_room(TEN))
+    assert cache.cached == 60
+
+
+async def test_cache_leaves_what_is_reserved_and_not_written(host: Host, clock: ManualClock) -> None:
+    reservations = Reservations(host.read, replace(SHARES, disk_reserve_bytes=7), clock)
+    assert await reservations.disk_to_leave() == 7
+    sandbox = reservations.reserve(Purpose.SANDBOX, disk(50), await reservations.read_host())
+    assert await reservations.disk_to_leave() == 57
+    clock.advance(READING_MAX_AGE_S)
+    host.reading = replace(host.reading, free=replace(HAS, disk_bytes=80), sandbox_disk_bytes=20)
+    assert await reservations.disk_to_leave() == 37
+    sandbox.release()
+    assert await reservations.disk_to_leave() == 7
+
+
+async def test_written_disk_space_counts_until_the_host_shows_it(reservations: Reservations, host: Host, clock: ManualClock) -> None:
+    writing = reservations.reserve(Purpose.FILE, disk(60), await reservations.read_host())
+    writing.settle(70)  # at most what is reserved
+    writing.release()
+    with pytest.raises(UnavailableError):
+        reservations.reserve(Purpose.FILE, disk(41), await reservations.read_host())
+    clock.advance(READING_MAX_AGE_S)
+    host.reading = replace(host.reading, free=replace(HAS, disk_bytes=40))
+    with pytest.raises(UnavailableError):
+        reservations.reserve(Purpose.FILE, disk(41), await reservations.read_host())
+    reservations.reserve(Purpose.FILE, disk(40), await reservations.read_host())

@@ -3,8 +3,8 @@
 Invariants:
 - A file in its final folder is complete: it was written in ``tmp/`` and then renamed. ``sweep`` removes the incomplete files of killed processes.
 - Any number of processes may share a store. If two processes write the same file, the file that is renamed last replaces the other.
-- The store never uses more disk space than its limit. The least recently used files are removed first. Files that are being read or written are
-  not removed.
+- The store never uses more disk space than its limit, and leaves the disk space free that others have reserved. The least recently used files are
+  removed first. Files that are being read or written are not removed.
 - Every file can be downloaded again. The store may be removed at any time.
 
 Layout::
@@ -18,7 +18,7 @@ Layout::
 Files in use are locked with flock(2) and are not removed. :mod:`sandlot.host.locked_folder` cannot be used here: it publishes whole folders, and the
 store publishes and removes single files.
 
-All methods block. Call them in a thread.
+All methods but ``read_disk`` block. Call them in a thread.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.store.eviction import StoredFile, plan_eviction
@@ -67,6 +68,18 @@ class Kind(StrEnum):
     RECORDS = "records"
 
 
+class SharedDisk(Protocol):
+    """Disk that the store shares with others."""
+
+    async def disk_to_leave(self) -> int:
+        """Return the free disk space in bytes that the store must leave.
+
+        Raises:
+            HostError: The disk cannot be read.
+        """
+        ...
+
+
 class PackageStore:
     """Store of downloaded files and index pages in one folder.
 
@@ -85,6 +98,18 @@ class PackageStore:
         self._total_bytes = 0
         self._scanned_s = float("-inf")
         self._full_s = float("-inf")
+        self._disk: SharedDisk | None = None
+        self._leave_bytes = 0
+
+    def share_disk(self, disk: SharedDisk) -> None:
+        """Leave disk space free that others have reserved, as read by :meth:`read_disk`. ``RESERVE_BYTES`` are left free in any case."""
+        self._disk = disk
+
+    async def read_disk(self) -> None:
+        """Read how much disk space others have reserved. If it cannot be read, the last value stays. The only method that does not block."""
+        if self._disk is not None:
+            with contextlib.suppress(HostError):
+                self._leave_bytes = await self._disk.disk_to_leave()
 
     def prepare(self) -> None:
         """Create the store's folders and remove incomplete files that killed processes left.
@@ -213,6 +238,20 @@ class PackageStore:
                 self._total_bytes -= needed_bytes
             return has_room
 
+    def reclaim(self, wanted_bytes: int) -> int:
+        """Remove the least recently used files to free disk space for others. Return the freed bytes. If all files are too few, remove none."""
+        with self._making_room:
+            files = self._scan()
+            if sum(file.size_bytes for file in files) < wanted_bytes:
+                return 0
+            freed = 0
+            for file in sorted(files, key=lambda file: file.used_s):
+                if freed >= wanted_bytes:
+                    break
+                freed += self._remove_unused(file)
+            self._total_bytes -= freed
+            return freed
+
     def sweep(self) -> int:
         """Remove incomplete files that dead processes left in ``tmp/``. Return the number of removed files."""
         swept = 0
@@ -262,18 +301,24 @@ class PackageStore:
         for file in order:
             if excess_bytes <= 0:
                 break
-            with contextlib.suppress(OSError):
-                if _unlink_unused(file.path):
-                    total -= file.size_bytes
-                    excess_bytes -= file.size_bytes
-                    self._counters.evictions += 1
+            removed = self._remove_unused(file)
+            total -= removed
+            excess_bytes -= removed
         self._total_bytes = total + drafts + needed_bytes
         self._scanned_s = time.monotonic()
+
+    def _remove_unused(self, file: StoredFile) -> int:
+        """Remove a file unless it is in use. Return the freed bytes."""
+        with contextlib.suppress(OSError):
+            if _unlink_unused(file.path):
+                self._counters.evictions += 1
+                return file.size_bytes
+        return 0
 
     def _shortage(self, needed_bytes: int) -> int:
         """Return how many bytes must become free on the disk to allocate ``needed_bytes`` and leave the reserve free; 0 if enough are free now."""
         found = os.statvfs(self._folder)
-        reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 20)
+        reserve = max(self._leave_bytes, min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 20))
         return max(0, needed_bytes + reserve - found.f_bavail * found.f_frsize)
 
     def _scan(self) -> list[StoredFile]:

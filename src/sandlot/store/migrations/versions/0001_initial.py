@@ -28,12 +28,13 @@ def upgrade(op: Operations) -> None:
         sa.Column("ended_at", sa.BigInteger),
         sa.Column("idempotency_key", sa.LargeBinary),
         sa.Column("request_digest", sa.String(64)),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
     )
     op.create_index("sandboxes_by_node", "sandboxes", ["node", "state"])
     op.create_index("sandboxes_by_owner", "sandboxes", ["owner", "created_at", "id"])
     op.create_index("sandboxes_by_age", "sandboxes", ["created_at", "id"])
     op.create_index("sandboxes_by_end", "sandboxes", ["ended_at"])
-    op.create_index("sandboxes_by_owner_and_end", "sandboxes", ["owner", "ended_at", "id"])
+    op.create_index("sandboxes_by_owner_and_end", "sandboxes", ["owner", "ended_at", "id", "size_bytes"])
     op.create_index("sandboxes_by_request", "sandboxes", ["owner", "idempotency_key"], unique=True)
     op.create_table(
         "sandbox_metadata",

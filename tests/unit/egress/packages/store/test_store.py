@@ -182,3 +182,42 @@ def test_close_waits_for_a_read_in_progress(tmp_path: Path) -> None:
         for reader in readers:
             reader.join()
     assert wrong == []
+
+
+class Shared:
+    """A disk on which others have reserved space."""
+
+    def __init__(self, reserved_bytes: int) -> None:
+        self.reserved_bytes = reserved_bytes
+
+    async def disk_to_leave(self) -> int:
+        return self.reserved_bytes
+
+
+async def test_disk_space_that_others_have_reserved_is_left_free(small_disk: Path, counters: Counters) -> None:
+    """``small_disk`` has 2 MiB."""
+    store = PackageStore(small_disk / "packages", 100 * MIB, counters)
+    store.prepare()
+    disk = Shared(1 * MIB)
+    store.share_disk(disk)
+    await store.read_disk()
+    for number in range(20):
+        assert store.put(Kind.PAGES, hashlib.sha256(b"%d" % number).hexdigest(), bytes(200 * KIB))
+    found = os.statvfs(small_disk)
+    assert found.f_bavail * found.f_frsize >= 1 * MIB
+    assert counters.evictions > 10
+
+    disk.reserved_bytes = 2 * MIB
+    await store.read_disk()
+    store._full_s = float("-inf")  # noqa: SLF001 - a second has passed
+    assert not store.put(Kind.PAGES, "c" * 64, bytes(200 * KIB))
+
+
+def test_files_are_given_up_for_others_the_least_recently_used_first(store: PackageStore, tmp_path: Path) -> None:
+    names = [put(store, f"{number}") for number in range(5)]
+    for position, name in enumerate(names):
+        age(tmp_path, name, 1000 - 100 * position)
+    assert store.reclaim(150 * KIB) >= 150 * KIB
+    assert [store.read(Kind.PAGES, name) is not None for name in names] == [False, False, True, True, True]
+    assert store.reclaim(10 * MIB) == 0
+    assert store.read(Kind.PAGES, names[2]) is not None
