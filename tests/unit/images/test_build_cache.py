@@ -152,7 +152,7 @@ def test_build_during_which_the_disk_fills_leaves_nothing(small_disk: Path, tmp_
     space = FreeSpace(small_disk, 1 << 20)
 
     def build(folder: Path, lock: int) -> None:
-        write = f"head -c 1500000 /dev/zero > {folder}/half; exec sleep 4713"
+        write = f"head -c 1500000 /dev/zero > {folder}/half; exec sleep 30"
         CommandRunner(tmp_path / "log", space, inherit=(lock,)).run("it", ("sh", "-c", write), env={"PATH": "/usr/bin:/bin"})
 
     builds = BuildCache(small_disk, "things", space)

@@ -73,8 +73,8 @@ def test_error_of_the_caller_ends_the_command_and_its_children(tmp_path: Path) -
 
 
 def test_command_is_killed_when_no_more_than_the_reserve_is_free(small_disk: Path, tmp_path: Path) -> None:
-    """``small_disk`` has 2 MiB; the command would otherwise wait for ever."""
-    write = f"head -c 1500000 /dev/zero > {small_disk}/half; echo written; exec sleep 4712"
+    """``small_disk`` has 2 MiB; the command would otherwise succeed after 30 s."""
+    write = f"head -c 1500000 /dev/zero > {small_disk}/half; echo written; exec sleep 30"
     lines: list[str] = []
     with pytest.raises(LimitError) as caught:
         CommandRunner(tmp_path / "log", FreeSpace(small_disk, 1 << 20)).run("it", ("sh", "-c", write), env=ENV, on_line=lines.append)

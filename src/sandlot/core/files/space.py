@@ -87,7 +87,7 @@ class FileSpace:
         """Reserve more for a file that becomes larger than ``granted_bytes``.
 
         Args:
-            size_bytes: Size that the file has with the bytes that are to be written next.
+            size_bytes: Size of the file after the next write.
 
         Raises:
             LimitError: As for :meth:`begin`.
