@@ -19,6 +19,7 @@ from sandlot.link.processes import ProcessRequests
 from sandlot.link.services import GuestService
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.tunnels import Tunnel
+from sandlot.link.turns import LinkTurns
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
 from sandlot.model.ports import ByteStream
@@ -53,6 +54,7 @@ class Link:
         stream: ByteStream,
         *,
         services: Mapping[str, GuestService] | None = None,
+        turns: LinkTurns | None = None,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Link:
@@ -61,6 +63,7 @@ class Link:
         Args:
             stream: Byte stream to the guest. The link closes the stream in :meth:`aclose`, and also if this method raises.
             services: Services of the host that the guest may use, by name. None: the guest may use no service.
+            turns: Pauses of all links of the service. None: this link is the only one.
             timeout_s: Maximum duration of the handshake in seconds.
             request_timeout_s: Default timeout in seconds of later requests that have one short response. All other calls have no timeout.
 
@@ -68,7 +71,7 @@ class Link:
             TimeoutExceededError: The guest did not respond in time.
             SandboxEndedError: The sandbox has ended, or its guest speaks a generation of the protocol that this host does not support.
         """
-        session = LinkSession(stream, services=services or {}, request_timeout_s=request_timeout_s)
+        session = LinkSession(stream, services=services or {}, turns=turns or LinkTurns(), request_timeout_s=request_timeout_s)
         try:
             await session.handshake(timeout_s)
         except BaseException:

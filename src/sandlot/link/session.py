@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from sandlot.link.calls import Call
 from sandlot.link.services import GuestService, Services
 from sandlot.link.transport import FrameTransport, error_of_closed_link
+from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import ConflictError, ErrorCode, TimeoutExceededError, UnavailableError
 from sandlot.model.ports import ByteStream
 from sandlot.protocol import events, schema
@@ -32,11 +33,12 @@ class LinkSession:
     Args:
         stream: Byte stream to the guest.
         services: Services of the host that the guest may use, by name.
+        turns: Pauses of all links of the service.
         request_timeout_s: Maximum duration in seconds of a request that sets no timeout.
     """
 
-    def __init__(self, stream: ByteStream, *, services: Mapping[str, GuestService], request_timeout_s: float) -> None:
-        self.transport = FrameTransport(stream, self._on_event)
+    def __init__(self, stream: ByteStream, *, services: Mapping[str, GuestService], turns: LinkTurns, request_timeout_s: float) -> None:
+        self.transport = FrameTransport(stream, self._on_event, turns)
         self.services = Services(self.transport, services)
         self._request_timeout_s = request_timeout_s
         self._greeted = asyncio.Event()

@@ -4,8 +4,7 @@
   that is killed therefore leaves no partial frame in the pipe.
 - One task reads from the link. Another task waits while the pipe to the guest is full. Neither task waits for the consumer of a stream, so a
   consumer that does not read delays only its own stream.
-- After each chunk of received bytes, other tasks of the service run. If handling the chunk took more than 2 ms, reading pauses for the same time.
-  A guest that sends a flood of small frames therefore gets at most half of the event loop's time.
+- After each chunk of received bytes, other tasks of the service run. Chunks that take long are followed by a pause (``turns.py``).
 - A link ends only once. The owner of each open stream then gets the error.
 - After the first message of a stream opened with ``is_last=True``, nothing is written until :meth:`FrameTransport.resume_sending` is
   called, not even the stream's END. Once the guest has responded on this stream, the guest has read every byte, and the pipe stays empty.
@@ -18,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from sandlot.link.turns import LinkReader, LinkTurns
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.ports import ByteStream
@@ -27,13 +27,6 @@ from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.frames import HOST_FRAME_MAX
 from sandlot.protocol.values import EncodingError
 
-READ_BYTES = 64 * 1024
-"""Maximum number of bytes that are read and handled before other tasks run. Equals the default capacity of a pipe (pipe(7))."""
-_LONG_TURN_S = 0.002
-"""If handling one chunk takes longer than this number of seconds, reading pauses.
-
-Handling a chunk of ordinary output takes a tenth of this time. Handling a chunk of the smallest frames takes ten times this time (measured).
-"""
 _READ_AFTER_BROKEN_S = 1.0
 """Seconds for which the transport continues to read after a write has failed. A guest that died may have left its last output in the pipe."""
 
@@ -66,10 +59,12 @@ class FrameTransport:
     Args:
         stream: The host's end of the link. The transport is its only user, and closes it in :meth:`aclose`.
         on_event: Called with each event that belongs to no open stream: ``Ready``, ``Quiesced``, ``Opened``.
+        turns: Pauses of all links of the service.
     """
 
-    def __init__(self, stream: ByteStream, on_event: Callable[[events.Event], None]) -> None:
+    def __init__(self, stream: ByteStream, on_event: Callable[[events.Event], None], turns: LinkTurns) -> None:
         self._stream = stream
+        self._reader = LinkReader(turns, self._handle)
         self._on_event = on_event
         self._unsent: bytes | None = None
         self._next_frame: bytes | None = None
@@ -218,15 +213,14 @@ class FrameTransport:
             if handler is not None:
                 handler.on_event(event)
 
+    def _handle(self, data: bytes) -> None:
+        self._dispatch(self.connection.receive(data))
+        self.flush()
+
     async def _read(self) -> None:
-        clock = asyncio.get_running_loop().time
         try:
-            while data := await self._stream.receive(READ_BYTES):
-                began_s = clock()
-                self._dispatch(self.connection.receive(data))
-                self.flush()
-                spent_s = clock() - began_s
-                await asyncio.sleep(spent_s if spent_s > _LONG_TURN_S else 0)
+            while data := await self._stream.receive(self._reader.read_bytes):
+                await self._reader.handle(data)
             self.close(LinkClosedReason.EOF)
         except ProtocolError as error:
             self.close(LinkClosedReason.VIOLATION, str(error))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import logging
 
 import pytest
 
 from sandlot.link.transport import FrameTransport
+from sandlot.link.turns import LinkTurns
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
 from sandlot.protocol import events, frames
-from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat, until
+from tests.unit.link.peer import ENTRY, PeerCall, linked, pipes, stat
 
 F_SETPIPE_SZ = 1031  # fcntl(2); not every build of Python has fcntl.F_SETPIPE_SZ
 PAGE = 4096
@@ -66,33 +66,9 @@ async def test_defect_of_the_service_ends_only_this_link_and_is_logged(caplog: p
         assert "a defect at Received" in caplog.text
 
 
-async def test_reading_pauses_as_long_as_handling_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, real_sleep = asyncio.get_running_loop(), asyncio.sleep
-    real_time = loop.time
-    spent_s, waits_s = 0.0, [0.0]
-
-    class Slow(Recorder):
-        def on_event(self, event: events.StreamEvent) -> None:
-            del event
-            nonlocal spent_s
-            spent_s += 3.0
-
-    async def sleep(delay_s: float) -> None:
-        waits_s.append(delay_s)
-        await real_sleep(0)
-
-    monkeypatch.setattr(loop, "time", lambda: real_time() + spent_s)
-    async with linked({"file.stat": stat}) as (link, _):
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        link._session.transport.open({"call": "file.stat", "id": b"", "args": {}}, Slow())  # noqa: SLF001
-        link._session.transport.flush()  # noqa: SLF001
-        await until(lambda: spent_s > 0)
-        assert max(waits_s) >= 3.0
-
-
 async def test_first_reason_of_the_end_is_reported_once() -> None:
     host_end, guest_end = pipes()
-    transport = FrameTransport(host_end, lambda _: None)
+    transport = FrameTransport(host_end, lambda _: None, LinkTurns())
     owner = Recorder()
     transport.handlers[1] = owner
     transport.close(LinkClosedReason.BROKEN, "first")

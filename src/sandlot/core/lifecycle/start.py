@@ -302,7 +302,8 @@ async def _connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTem
 
 
 async def _connect(supervisor: SandboxSupervisor) -> Link:
-    return await supervisor.allocation.connect(supervisor.dependencies.guest_services.of(supervisor.sandbox))
+    dependencies = supervisor.dependencies
+    return await supervisor.allocation.connect(dependencies.guest_services.of(supervisor.sandbox), dependencies.drivers.link_turns)
 
 
 async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:

@@ -22,6 +22,7 @@ from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.start_steps import ExitedError
 from sandlot.link.client import Link
+from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -39,6 +40,7 @@ class WarmSandboxFactory:
     """Makes warm sandboxes of one spec."""
 
     clock: Clock
+    link_turns: LinkTurns
     spec: PoolSpec
     template: ResolvedTemplate
 
@@ -130,7 +132,7 @@ class WarmSandboxFactory:
 
     async def _connect(self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "") -> WarmSandbox:
         try:
-            allocation.link = await allocation.connect({})
+            allocation.link = await allocation.connect({}, self.link_turns)
         except ExitedError as error:
             raise _ended_early(error.exit) from None
         return WarmSandbox(id_, self.spec, self.template, allocation, self.clock.monotonic_s(), snapshot_key)

@@ -25,6 +25,7 @@ from sandlot.core.resources.reservations import Purpose, Reservation
 from sandlot.core.resources.start_steps import connect_guest
 from sandlot.link.client import Link
 from sandlot.link.services import GuestService
+from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import ErrorCode, SandboxEndedError, SandlotError
 from sandlot.model.ports import Attachment, Driver, Exit, HeadroomRange, Instance, PreparedSandbox, Resources
 from sandlot.model.specs import SandboxSpec, Shape
@@ -244,7 +245,7 @@ class Allocation:
             each.release()
         self._headroom.clear()
 
-    async def connect(self, services: Mapping[str, GuestService]) -> Link:
+    async def connect(self, services: Mapping[str, GuestService], turns: LinkTurns) -> Link:
         """Connect to the guest of the instance, and return the link. The caller sets :attr:`link`.
 
         Raises:
@@ -253,7 +254,7 @@ class Allocation:
         """
         if self.instance is None or self.exited is None:
             raise SandboxEndedError(f"Sandbox {self.sandbox} has no processes on the host.")
-        return await connect_guest(self.instance, self.exited, services)
+        return await connect_guest(self.instance, self.exited, services, turns)
 
     def take(self, resource: PreparedSandbox) -> None:
         """Take ownership of a prepared sandbox, in place of an earlier resource."""

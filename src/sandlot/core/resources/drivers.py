@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import ErrorCode, HostError, LimitError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
 
@@ -30,6 +31,8 @@ class Drivers(Mapping[str, Driver]):
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
         self._drivers = drivers
+        self.link_turns = LinkTurns()
+        """Pauses of the links to the guests of all drivers."""
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
 
     def __getitem__(self, isolation: str) -> Driver:

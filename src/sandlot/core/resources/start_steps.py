@@ -11,6 +11,7 @@ from sandlot.core.resources.drivers import STEP_TIMEOUT_S
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.link.client import Link
 from sandlot.link.services import GuestService
+from sandlot.link.turns import LinkTurns
 from sandlot.model.ports import Exit, Instance
 
 
@@ -26,6 +27,7 @@ async def connect_guest(
     instance: Instance,
     exited: asyncio.Future[Exit],
     services: Mapping[str, GuestService],
+    turns: LinkTurns,
     *,
     timeout_s: float = STEP_TIMEOUT_S,
 ) -> Link:
@@ -35,6 +37,7 @@ async def connect_guest(
         instance: The instance.
         exited: Future that is done when the processes of the instance have ended.
         services: Services of the host that the guest may use, by name.
+        turns: Pauses of all links of the service.
         timeout_s: Seconds until the attempt is aborted.
 
     Raises:
@@ -43,7 +46,7 @@ async def connect_guest(
     """
 
     async def connect() -> Link:
-        return await Link.open(await instance.connect(), services=services)
+        return await Link.open(await instance.connect(), services=services, turns=turns)
 
     connecting = asyncio.create_task(connect())
     ends: set[asyncio.Future[Any]] = {exited, connecting}

@@ -10,6 +10,7 @@ import pytest
 
 from sandlot.core.resources.start_steps import ExitedError, connect_guest
 from sandlot.link.client import Link
+from sandlot.link.turns import LinkTurns
 from sandlot.model.ports import Exit, ExitReason, Instance
 from sandlot.testing.memory.driver import MemoryInstance
 from sandlot.testing.memory.guest import MemoryGuest, MemoryStream
@@ -58,7 +59,7 @@ async def turns(count: int) -> None:
 async def connecting() -> tuple[LateInstance, asyncio.Task[Link]]:
     """Start to connect to the guest of an instance whose processes then end. Return when the attempt is cancelled and the link is about to open."""
     instance, exited = LateInstance(MemoryGuest()), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(connect_guest(cast("Instance", instance), exited, {}))
+    task = asyncio.create_task(connect_guest(cast("Instance", instance), exited, {}, LinkTurns()))
     await run_pending()
     exited.set_result(Exit(ExitReason.CRASHED, "status 1"))
     await instance.cancelled.wait()
