@@ -5,9 +5,13 @@
 //
 // Invariants:
 // - A cell behaves like a line in node's REPL or in a browser's console (replMode of V8, through node:inspector): const, let and class persist
-//   and may be declared again, await works at the top level, and the value of the last expression is the result.
-// - An error, even an uncaught one, ends at most the cell, not the kernel. process.exit() ends the cell, not the kernel.
-// - Timers, servers and pending promises continue between cells. Their output belongs to the cell that has started them.
+//   and may be declared again, await works at the top level, and the value of the last expression is the result. If this value is a promise, the
+//   result is what the promise resolves to.
+// - A cell ends when its code has run, its result is settled, and the one-shot timers that it has started have fired, including timers that such
+//   timers start. Intervals, unreferenced timers, servers and other pending promises do not hold the cell.
+// - An uncaught error or a rejection that nobody handles ends the cell that has started the failing code, with this error. After the end of the
+//   cell, the error is printed as standard error of the cell. process.exit() ends the cell. None of these ends the kernel.
+// - Intervals, servers and pending promises continue between cells. Their output belongs to the cell that has started them.
 // - An interrupt ends a cell, even in an endless loop. The guest sends each interrupt as SIGINT and as a message. SIGINT ends child processes of
 //   the cell. The message ends the cell itself: node handles signals only between turns of its event loop, but a separate thread reads messages.
 // - An endless loop that begins in a later turn of the event loop, for example in a timer, cannot be ended, because terminating code there would
@@ -20,6 +24,8 @@ import inspector from 'node:inspector';
 import module, { createRequire } from 'node:module';
 import path from 'node:path';
 import net from 'node:net';
+import timers from 'node:timers';
+import timersPromises from 'node:timers/promises';
 import { pathToFileURL } from 'node:url';
 import util from 'node:util';
 import { promiseHooks } from 'node:v8';
@@ -28,6 +34,7 @@ import { Worker, isMainThread, parentPort, workerData } from 'node:worker_thread
 
 const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
 const RESEND_MS = 250; // milliseconds after which a message that the main thread has not handled is sent to it again
+const CHECK_MS = 20; // maximum number of milliseconds until a cell notices that one of its timers was cleared
 const TEXT_LIMIT = 1024 * 1024; // maximum number of characters of a textual representation
 const { stringify } = JSON;
 const { entries } = Object;
@@ -45,7 +52,10 @@ const MIME_CHARS = 201; // maximum number of characters of a MIME type
 const TOO_LARGE = '[left out, because it is too large]';
 const UUIDS_AHEAD = 128; // maximum number of UUIDs that node has generated in advance (lib/internal/crypto/random.js)
 const INTEGERS_AHEAD = 1024; // maximum number of random integers that node has generated in advance (the same file)
-const slice = Function.prototype.call.bind(String.prototype.slice); // String.prototype.slice as it was before cells could replace it
+// Functions of node as they were before cells could replace them.
+const { clearTimeout, setImmediate, setInterval, setTimeout } = timers;
+const then = Function.prototype.call.bind(Promise.prototype.then);
+const slice = Function.prototype.call.bind(String.prototype.slice);
 
 // -- values: the encoding of protocol/values.py -------------------------------------------------------------------------------------------
 
@@ -186,6 +196,7 @@ function flush() {
 // -- cells ------------------------------------------------------------------------------------------------------------------------------
 
 const owner = new AsyncLocalStorage(); // cell to which the output and errors of the running code belong, even after the cell has ended
+const repeated = new AsyncLocalStorage(); // true in code that an interval has called
 const session = new inspector.Session();
 const waiting = [];
 let running = null;
@@ -198,7 +209,7 @@ class Exit extends Error {}
 // instead. The reading thread therefore passes the message again until acknowledge() was called.
 function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   if (cell !== last && keeps !== false && !silent) count += 1;
-  const current = { id: cell, silent, before: [] };
+  const current = { id: cell, silent, before: [], timers: new Map(), pruneAt: 1000 };
   running = current;
   last = cell;
   send({ event: 'started', cell, count });
@@ -264,11 +275,50 @@ function onEvaluated(current, { result, exceptionDetails }) {
     return;
   }
   const value = resolveRemote(result);
-  if (value !== undefined && !current.silent) owner.run(current, () => show(current.id, value, true));
-  done(current, true);
+  if (util.types.isPromise(value)) {
+    owner.run(current, () => then(value, (settled) => finish(current, settled), (reason) => fail(current, reason)));
+  } else finish(current, value);
+}
+
+// Shows the result of a cell and waits for the end of the cell, once microtasks are done and node has reported rejections that nobody handles.
+function finish(current, value) {
+  setImmediate(() => {
+    if (running !== current) return;
+    if (value !== undefined && !current.silent) owner.run(current, () => show(current.id, value, true));
+    endAfterTimers(current);
+  });
+}
+
+// Ends the cell when none of its one-shot timers is left.
+function endAfterTimers(current) {
+  if (running !== current) return;
+  prune(current);
+  if (current.timers.size === 0) {
+    done(current, true);
+    return;
+  }
+  let next = performance.now() + CHECK_MS;
+  for (const due of current.timers.values()) if (due < next) next = due;
+  setTimeout(endAfterTimers, Math.max(1, next - performance.now()), current);
+}
+
+// Forgets timers of a cell that have fired, were cleared or are unreferenced.
+function prune(current) {
+  // _destroyed is undocumented. Where node lacks it, cells do not wait for timers.
+  for (const timer of current.timers.keys()) if (timer._destroyed !== false || !timer.hasRef()) current.timers.delete(timer);
+  current.pruneAt = 2 * current.timers.size + 1000;
+}
+
+// Notes a one-shot timer that the running cell has started, with the time at which it fires.
+function note(timer, delay) {
+  const current = owner.getStore();
+  if (current === undefined || current !== running || repeated.getStore()) return;
+  current.timers.set(timer, performance.now() + (delay >= 1 ? delay : 1));
+  if (current.timers.size > current.pruneAt) prune(current);
 }
 
 function done(current, ok) {
+  current.timers.clear();
   restoreVariables(current.before);
   running = null;
   send({ event: 'done', cell: current.id, ok, count });
@@ -498,12 +548,72 @@ function stream(target, channel) {
   };
 }
 
+// Handles an error that no code has caught, or a rejection that no code has handled.
 function uncaught(thrown) {
   if (thrown instanceof Exit) return;
-  process.stderr.write(`Uncaught ${described(thrown).traceback.join('\n')}\n`);
+  const current = owner.getStore() ?? running;
+  if (current !== null && current === running) fail(current, thrown);
+  else process.stderr.write(`Uncaught ${described(thrown).traceback.join('\n')}\n`);
+}
+
+// Replaces the functions of node that start timers, so that a cell waits for its one-shot timers.
+function trackTimers() {
+  const { setTimeout: delayed, setImmediate: soon, scheduler } = timersPromises;
+  // The timer of a promise is not accessible: another timer of the same length is noted instead.
+  const noteDelay = (delay, options) => {
+    if (options?.ref === false || options?.signal?.aborted) return;
+    const timer = setTimeout(() => {}, delay);
+    note(timer, delay);
+    options?.signal?.addEventListener?.('abort', () => clearTimeout(timer), { once: true });
+  };
+  const tracked = {
+    setTimeout(callback, delay, ...rest) {
+      const timer = setTimeout(callback, delay, ...rest);
+      note(timer, delay);
+      return timer;
+    },
+    setImmediate(callback, ...rest) {
+      const timer = setImmediate(callback, ...rest);
+      note(timer, 0);
+      return timer;
+    },
+    setInterval(callback, delay, ...rest) {
+      return repeated.run(true, () => setInterval(callback, delay, ...rest)); // an interval calls its callback with the stores of its start
+    },
+  };
+  const promised = {
+    setTimeout(delay, value, options) {
+      const promise = delayed(delay, value, options);
+      noteDelay(delay, options);
+      return promise;
+    },
+    setImmediate(value, options) {
+      const promise = soon(value, options);
+      noteDelay(0, options);
+      return promise;
+    },
+  };
+  for (const [name, made] of entries(promised)) {
+    Object.defineProperty(tracked[name], util.promisify.custom, { enumerable: true, value: made });
+    timersPromises[name] = made;
+  }
+  for (const [name, made] of entries(tracked)) {
+    Object.defineProperty(globalThis, name, { value: made });
+    timers[name] = made;
+  }
+  const wait = scheduler?.wait;
+  if (wait !== undefined) {
+    scheduler.wait = (delay, options) => {
+      const promise = wait.call(scheduler, delay, options);
+      noteDelay(delay, options);
+      return promise;
+    };
+  }
+  module.syncBuiltinESMExports();
 }
 
 function installGlobals() {
+  trackTimers();
   process.exit = (code = process.exitCode ?? 0) => {
     const current = owner.getStore() ?? running;
     process.exitCode = undefined;

@@ -61,7 +61,7 @@ def test_value_of_the_last_expression_is_the_result(js: Piped, subtests: pytest.
         ("-0", "-0", None),
         ("NaN", "NaN", None),
         ("Symbol('s')", "Symbol(s)", None),
-        ("Promise.resolve(1)", "Promise { 1 }", None),
+        ("[Promise.resolve(1)]", "[ Promise { 1 } ]", None),
         ("[1, {a: 'b'}]", "[ 1, { a: 'b' } ]", '[1,{"a":"b"}]'),
         ("{a: 1, b: [2]}", "{ a: 1, b: [ 2 ] }", '{"a":1,"b":[2]}'),
         ("new Map([[1, 2]])", "Map(1) { 1 => 2 }", None),
@@ -179,21 +179,109 @@ def test_no_message_exceeds_the_limits_even_if_cells_replace_functions(js: Piped
             assert js.run("6 * 7").plain == ["42"]
 
 
-def test_uncaught_error_is_reported_and_the_kernel_continues(js: Piped) -> None:
-    cell = js.begin(
-        "setTimeout(() => { throw new Error('timer') }, 10); Promise.reject(new Error('promise')); await new Promise(r => setTimeout(r, 100)); 'end'"
-    )
-    outcome = js.finish(cell)
-    assert outcome.is_ok
-    assert "Uncaught Error: timer\n    at Timeout._onTimeout (cell-1.js:1:26)" in outcome.stderr
-    assert "Uncaught Error: promise" in outcome.stderr
+def test_cell_ends_after_its_microtasks_and_one_shot_timers(js: Piped, subtests: pytest.Subtests) -> None:
+    js.run("const sleep = require('timers/promises').setTimeout; const { promisify } = require('util'); let timer")
+    for code, stdout in [
+        ("Promise.resolve(0).then(x => x + 1).then(console.log); 7", "1\n"),
+        ("process.nextTick(console.log, 'tick'); queueMicrotask(() => console.log('micro')); setImmediate(console.log, 'soon'); 7", "tick\nmicro\nsoon\n"),
+        ("setTimeout(console.log, 50, 'late'); 7", "late\n"),
+        ("setTimeout(() => setTimeout(() => setImmediate(console.log, 'nested'), 20), 20); 7", "nested\n"),
+        ("import { setTimeout as later } from 'node:timers'; later(console.log, 30, 'imported'); 7", "imported\n"),
+        ("sleep(30).then(() => console.log('slept')); 7", "slept\n"),
+        ("promisify(setTimeout)(30).then(() => console.log('slept')); 7", "slept\n"),
+        ("require('timers/promises').scheduler.wait(30).then(() => console.log('slept')); 7", "slept\n"),
+        ("await sleep(20); setTimeout(console.log, 30, 'late'); 7", "late\n"),
+        ("for (let n = 0; n < 3000; n += 1) setTimeout(() => {}, n % 9); setTimeout(console.log, 50, 'last'); 7", "last\n"),
+    ]:
+        with subtests.test(code=code, stdout=stdout):
+            outcome = js.run(code)
+            assert (outcome.stdout, outcome.stderr, outcome.plain, outcome.errors) == (stdout, "", ["7"], [])
+
+
+def test_promise_as_the_value_of_a_cell_is_awaited(js: Piped, subtests: pytest.Subtests) -> None:
+    js.run("const sleep = (value) => new Promise(resolve => setTimeout(resolve, 30, value)); Promise.prototype.then.call = null")
+    js.run("async function main() { await sleep(); console.log('in main'); return [1] }")
+    for code, stdout, plain in [
+        ("main()", "in main\n", ["[ 1 ]"]),
+        ("main().then(found => console.log(found.length))", "in main\n1\n", []),
+        ("(async () => { await main(); return 'end' })()", "in main\n", ["'end'"]),
+        ("Promise.all([1, sleep(2)])", "", ["[ 1, 2 ]"]),
+        ("new (class Own extends Promise {})(resolve => setTimeout(resolve, 20, 3))", "", ["3"]),
+        ("Promise.reject(new Error('handled')).catch(error => error.message)", "", ["'handled'"]),
+        ("require('fs').promises.readFile('/dev/null', 'utf8')", "", ["''"]),
+    ]:
+        with subtests.test(code=code, stdout=stdout, plain=plain):
+            outcome = js.run(code)
+            assert (outcome.stdout, outcome.stderr, outcome.plain, outcome.errors) == (stdout, "", plain, [])
+    assert js.run("(async () => { await sleep(); throw new RangeError('late') })()").errors == [("RangeError", "late")]
+
+
+def test_intervals_servers_and_other_timers_do_not_hold_a_cell(js: Piped, subtests: pytest.Subtests) -> None:
+    for code in [
+        "let ticks = 0; const every = setInterval(() => { ticks += 1; setTimeout(() => {}, 300000) }, 5); setTimeout(() => {}, 60); 7",
+        "const server = require('net').createServer().listen(0, '127.0.0.1'); 7",
+        "setTimeout(() => {}, 300000).unref(); 7",
+        "const long = setTimeout(() => {}, 300000); setTimeout(clearTimeout, 20, long); 7",
+        "const stop = new AbortController(); setTimeout(() => stop.abort(), 20);"
+        "require('timers/promises').setTimeout(300000, 1, { signal: stop.signal }).catch(() => {}); 7",
+        "AbortSignal.timeout(300000); 7",
+    ]:
+        with subtests.test(code=code):
+            outcome = js.run(code)
+            assert (outcome.stderr, outcome.plain, outcome.errors) == ("", ["7"], [])
+    before = int(js.run("ticks").plain[0])
+    js.run("await new Promise(resolve => setTimeout(resolve, 50))")
+    assert int(js.run("clearInterval(every); server.close(); ticks").plain[0]) > before > 0
+
+
+def test_interrupt_ends_a_cell_that_waits_for_its_value_or_timers(js: Piped) -> None:
+    js.run("let kept = 'yes'")
+    for code in (
+        "new Promise(() => {})",
+        "setTimeout(() => {}, 300000); 7",
+        "const again = () => setTimeout(again, 1); again(); 7",
+        "require('timers/promises').setTimeout(300000); 7",
+    ):
+        cell = js.begin(f"console.log('on'); {code}")
+        js.until(cell, lambda outcome: outcome.stdout == "on\n")
+        assert js.stop(cell).errors == [("KeyboardInterrupt", "")], code
+        assert js.run("kept").plain == ["'yes'"]
+
+
+def test_unhandled_rejection_or_uncaught_error_is_the_error_of_its_cell(js: Piped, subtests: pytest.Subtests) -> None:
+    for code, error, line in [
+        ("Promise.reject(new Error('lost')); 7", ("Error", "lost"), "cell-{}.js:1:16"),
+        ("(async () => { throw new TypeError('lost') })(); 7", ("TypeError", "lost"), "cell-{}.js:1:22"),
+        ("Promise.resolve().then(() => null.x); 7", ("TypeError", "Cannot read properties of null (reading 'x')"), "cell-{}.js:1:35"),
+        ("Promise.reject(new Error('lost')); await new Promise(() => {})", ("Error", "lost"), "cell-{}.js:1:16"),
+        ("setTimeout(async () => { throw new Error('lost') }, 10); 7", ("Error", "lost"), "at Timeout._onTimeout (cell-{}.js:1:32)"),
+        ("setTimeout(() => { throw new Error('timer') }, 10); 7", ("Error", "timer"), "at Timeout._onTimeout (cell-{}.js:1:26)"),
+        ("process.nextTick(() => { throw new Error('tick') }); 7", ("Error", "tick"), "cell-{}.js:1:32"),
+        ("new (require('events'))().emit('error', new Error('event')); 7", ("Error", "event"), "cell-{}.js:1:41"),
+    ]:
+        with subtests.test(code=code, error=error, line=line):
+            outcome = js.run(code)
+            assert (outcome.stderr, outcome.errors) == ("", [error])
+            assert line.format(outcome.count) in outcome.error["traceback"][1]
+    assert js.run("Promise.reject(5); 7").errors == [("Uncaught", "5")]
     assert js.run("1").plain == ["1"]
+
+
+def test_error_after_the_end_of_a_cell_is_printed_for_that_cell(js: Piped) -> None:
+    first = js.begin("const late = setInterval(() => { clearInterval(late); Promise.reject(new Error('rejected')); throw new Error('thrown') }, 30); 7")
+    assert js.finish(first).is_ok
+    second = js.begin("const waits = setInterval(() => {}, 1000); await new Promise(() => {})")
+    stderr = js.until(first, lambda outcome: outcome.stderr.count("Uncaught") == 2).stderr
+    assert "Uncaught Error: thrown\n    at Timeout.<anonymous> (cell-1.js:1:" in stderr
+    assert "Uncaught Error: rejected\n    at Timeout.<anonymous> (cell-1.js:1:" in stderr
+    outcome = js.stop(second)
+    assert (outcome.stderr, outcome.errors) == ("", [("KeyboardInterrupt", "")])
 
 
 def test_output_of_timers_and_servers_belongs_to_their_cell(js: Piped) -> None:
     first = js.begin(
         "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
-        "await new Promise(r => server.listen(0, '127.0.0.1', r)); setTimeout(() => console.log('late'), 100); console.log('first')"
+        "await new Promise(r => server.listen(0, '127.0.0.1', r)); const late = setInterval(() => { clearInterval(late); console.log('late') }, 100); console.log('first')"
     )
     js.finish(first)
     outcome = js.run("const answer = await fetch(`http://127.0.0.1:${server.address().port}`); console.log(await answer.text())")
