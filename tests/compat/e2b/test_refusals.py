@@ -45,7 +45,6 @@ def refused(answer: httpx.Response, word: str) -> None:
         ("mcp", {"x": {}}, "MCP"),
         ("iam", {"tokens": {"aws": {"audience": "x"}}}, "identity"),
         ("iam", {"other": True}, "identity"),
-        ("allow_internet_access", True, "Internet"),
         ("allowOut", ["8.8.8.8"], "allowed addresses"),
         ("denyOut", ["8.8.8.8"], "denied addresses"),
         ("allowPublicTraffic", True, "network"),
@@ -60,7 +59,7 @@ def test_unsupported_fields_are_refused_by_name(http: httpx.Client, sandbox: San
     of_network = word in {"network", "allowed addresses", "denied addresses"}
     asked = {"network": {field: value}} if of_network else {field: value}
     refused(http.post("/v2/sandboxes", json={"templateID": "base", **asked}), word)
-    if of_network or field == "allow_internet_access":
+    if of_network:
         refused(http.put(f"/sandboxes/{sandbox.sandbox_id}/network", json={field: value}), word)
 
 

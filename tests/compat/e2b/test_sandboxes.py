@@ -107,6 +107,16 @@ def test_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
                 assert refused.value.status_code == 501
 
 
+def test_internet_access_opens_no_more_than_the_default(opts: Opts) -> None:
+    with Sandbox.create(allow_internet_access=True, **opts) as sandbox:
+        assert sandbox.commands.run(INDEX).stdout.strip() not in {"", "403"}
+        assert sandbox.get_info().allow_internet_access is None
+        sandbox.update_network({"allow_internet_access": True})
+        with pytest.raises(SandboxException) as refused:
+            sandbox.update_network({"allow_internet_access": False})
+        assert refused.value.status_code == 501
+
+
 @cases(
     "asked",
     [
@@ -115,7 +125,6 @@ def test_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
         {"network": {"allow_public_traffic": True}},
         {"network": {"mask_request_host": "x"}},
         {"lifecycle": {"on_timeout": {"action": "pause", "mode": "filesystem"}}},
-        {"allow_internet_access": True},
         {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
     ],
 )

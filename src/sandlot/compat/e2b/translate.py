@@ -125,17 +125,15 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
 
 
 def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> NetworkPolicy | None:
-    """Return the network policy of a request. None: the default.
+    """Return the network policy of a request. None: the most open mode that the operator and the key allow.
 
     Args:
-        allow: Value of ``allow_internet_access``.
+        allow: Value of ``allow_internet_access``. True opens no more than None: clients before 2.55 send True unless their user passes False.
         network: Value of ``network``.
 
     Raises:
         UnsupportedError: Sandlot cannot enforce the policy.
     """
-    if allow:  # clients send the field only if the user passes it
-        raise _unsupported("Internet access", f"Omit allow_internet_access. {_NETWORK_HINT}", "allow_internet_access")
     options = network or NetworkOptions()
     for name, value in options.unsupported().items():
         raise _unsupported(f"'{name}' of the network ({str(value)[:50]})", _NETWORK_HINT, f"network.{name}")

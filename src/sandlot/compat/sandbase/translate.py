@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING, metrics_object
-from sandlot.compat.sandbase.schemas import CreateSandboxRequest, RunProcessRequest
+from sandlot.compat.sandbase.schemas import CreateSandboxRequest, E2bCreateSandboxRequest, RunProcessRequest
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
@@ -141,7 +141,8 @@ def create_params(body: CreateSandboxRequest, known: Collection[str]) -> CreateS
     """
     metadata, name = body.metadata or {}, template_name(body.template_id, known)
     check_reserved_names(metadata)
-    if body.allow_internet_access:
+    # E2B's clients before 2.55 send true unless their user passes false, so there it opens no more than the default.
+    if body.allow_internet_access and not isinstance(body, E2bCreateSandboxRequest):
         raise UnsupportedError(
             "allowInternetAccess: true is not supported yet; it is refused rather than ignored.",
             code=ErrorCode.UNSUPPORTED,

@@ -44,7 +44,6 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
         {"iam": {"tokens": {"x": {}}}},
         {"iam": {"other": 1}},
         {"secure": False},
-        {"allow_internet_access": True},
         {"network": {"allowOut": ["1.1.1.1"]}},
         {"network": {"denyOut": ["1.1.1.1"]}},
         {"network": {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1"]}},
@@ -65,6 +64,10 @@ def test_network_is_closed_by_either_field() -> None:
     assert translate.network_policy(allow=None, network=NetworkOptions.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
     assert translate.network_policy(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
     assert translate.network_policy(allow=None, network=None) is None
+
+
+def test_internet_access_is_the_default_network() -> None:
+    assert translate.create_params(body(allow_internet_access=True), 300).network is None
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))

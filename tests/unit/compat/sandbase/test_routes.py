@@ -215,7 +215,7 @@ async def test_e2b_client_lists_running_and_paused_sandboxes(http: httpx.AsyncCl
     by_e2b = {"User-Agent": "e2b-python-sdk/2.63.0"}
     asked = {"templateID": "base", "metadata": {"a": "b&c"}, "allow_internet_access": False}
     other = ok(await http.post(f"{HERE}/v2/sandboxes", json=asked), 201)["sandboxID"]
-    for body in ({**asked, "allow_internet_access": True}, {**asked, "network": {}}, {**asked, "autoPauseMemory": False}):
+    for body in ({**asked, "allowInternetAccess": True}, {**asked, "network": {}}, {**asked, "autoPauseMemory": False}):
         assert (await http.post(f"{HERE}/v2/sandboxes", json=body)).status_code in {400, 501}
     pages = [await http.get(f"{HERE}/v2/sandboxes", params={"limit": 1})]
     pages.append(await http.get(f"{HERE}/v2/sandboxes", params={"limit": 1, "nextToken": pages[0].headers["x-next-token"]}))
