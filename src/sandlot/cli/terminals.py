@@ -193,6 +193,8 @@ async def json_lines(output: AsyncIterable[Output]) -> AsyncIterator[bytes]:
         return json.dumps({"stream": stream, "text": text, "lost_bytes": lost_bytes}).encode() + b"\n"
 
     async for chunk in output:
+        if chunk.lost_bytes and (rest := decoders[chunk.stream].decode(b"", True)):
+            yield line(chunk.stream, rest, 0)
         text = decoders[chunk.stream].decode(chunk.data)
         if text or chunk.lost_bytes:
             yield line(chunk.stream, text, chunk.lost_bytes)

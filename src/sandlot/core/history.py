@@ -178,7 +178,8 @@ class HistoryService:
         Only the newest output is returned: at most ``MAX_LOG_EXECUTIONS`` executions and ``MAX_CHARS`` characters. ``more`` is True if older output
         was left out. The sandbox may have ended.
         """
-        return await self._logs(principal, await self._registry.load(sandbox, principal), channels)
+        page = await self._logs(principal, await self._registry.load(sandbox, principal), channels)
+        return Page([entry for entry in page.items if entry.text], more=page.more)
 
     async def follow_logs(self, principal: Principal, sandbox: str, channels: Collection[int]) -> Stream[LogEntry | LogOutput | LogGap | LogEnd]:
         """Follow the output of a sandbox's executions: first the existing output as :meth:`logs` returns it, then new output until the sandbox ends.
@@ -226,7 +227,8 @@ class HistoryService:
             for entry in entries:
                 progress.skip(entry)
             for entry in entries:
-                yield entry
+                if entry.text:
+                    yield entry
             while True:
                 has_ended = sandbox.ended.is_set()  # read before take(), so that this take() returns all output of an ended sandbox
                 for piece in follower.take():

@@ -124,10 +124,10 @@ class CellStarted:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Event: a cell requests that all its displays be removed.
+    """Event: a cell requests that all its displays and its output so far be removed.
 
     Args:
-        wait: True to remove the displays when the next display of the cell arrives; False to remove the displays at once.
+        wait: True to remove them when the next display or output of the cell arrives; False to remove them at once.
     """
 
     wait: bool

@@ -31,6 +31,7 @@ class LogEntry:
         text: Kept output. If a part is missing, a line in its place states the number of missing bytes.
         omitted: Number of bytes that are not kept.
         end: Number of bytes that a running execution has written to the stream so far; None for an execution that has ended.
+        begun: Last bytes up to ``end`` if they are the first part of a character, which ``text`` does not have.
     """
 
     execution: ProcessId
@@ -39,6 +40,7 @@ class LogEntry:
     text: str
     omitted: int
     end: int | None
+    begun: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

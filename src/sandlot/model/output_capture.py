@@ -3,6 +3,7 @@
 Invariants:
 - A capture keeps at most ``head_bytes + tail_bytes`` bytes in memory, however small the added pieces are.
 - Head and tail are exact bytes of the output, and ``omitted`` is the exact number of bytes between them.
+- No character is shown in parts: its bytes are omitted if some of them are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from sandlot.model import utf8
 from sandlot.model.specs import KIB, MIB
 
 HEAD_BYTES = 1 * MIB
@@ -24,19 +26,16 @@ class OutputCapture:
     Args:
         head_bytes: Largest number of bytes to keep from the beginning.
         tail_bytes: Largest number of bytes to keep from the end.
-
-    Attributes:
-        omitted: Number of bytes between head and tail that were dropped.
     """
 
-    __slots__ = ("_head", "_head_left", "_tail", "_tail_bytes", "omitted")
+    __slots__ = ("_dropped", "_head", "_head_left", "_tail", "_tail_bytes")
 
     def __init__(self, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._head = bytearray()
         self._head_left = head_bytes
         self._tail = bytearray()
         self._tail_bytes = tail_bytes
-        self.omitted = 0
+        self._dropped = 0
 
     @property
     def held_bytes(self) -> int:
@@ -59,25 +58,41 @@ class OutputCapture:
         surplus = len(self._tail) - self._tail_bytes
         if surplus > 0:
             del self._tail[:surplus]  # moves a pointer, not the bytes
-            self.omitted += surplus
+            self._dropped += surplus
 
     def skip(self, size: int) -> None:
         """Count ``size`` lost bytes as omitted. Bytes that are added later become the tail, which is the end of the output."""
         # The omitted bytes must be one consecutive range. The current tail lies before the lost bytes, so the tail is omitted too.
-        self.omitted += size + len(self._tail)
+        self._dropped += size + len(self._tail)
         self._tail.clear()
         self._head_left = 0
 
+    @property
+    def written_bytes(self) -> int:
+        """Number of bytes that the stream has had so far."""
+        return self.held_bytes + self._dropped
+
+    @property
+    def omitted(self) -> int:
+        """Number of bytes between head and tail that :meth:`content` leaves out."""
+        return self._dropped + sum(self._broken_bytes())
+
     def content(self) -> bytes:
         """Return head and tail. If bytes were omitted, a line between head and tail gives the number of omitted bytes."""
-        if not self.omitted:
+        if not self._dropped:
             return bytes(self._head + self._tail)
+        at_end, at_start = self._broken_bytes()
+        head = bytes(self._head[: len(self._head) - at_end])
         gap = f"[... {self.omitted} bytes omitted ...]\n".encode()
-        return bytes(self._head) + (b"" if not self._head or self._head.endswith(b"\n") else b"\n") + gap + bytes(self._tail)
+        return head + (b"" if not head or head.endswith(b"\n") else b"\n") + gap + bytes(self._tail[at_start:])
 
     def text(self) -> str:
         """Return the content as text. Bytes that are not UTF-8 are replaced by U+FFFD."""
         return self.content().decode("utf-8", "replace")
+
+    def _broken_bytes(self) -> tuple[int, int]:
+        """Return the numbers of bytes at the end of the head and at the start of the tail whose character was dropped in part."""
+        return (utf8.incomplete_end(self._head), utf8.incomplete_start(self._tail)) if self._dropped else (0, 0)
 
 
 def shorten(text: str) -> str:

@@ -4,7 +4,7 @@ Invariants:
 - Callbacks get whole characters, wherever the bytes were cut: each stream has its own decoder.
 - The first and the last MiB of each stream are kept, as in a result of the service; the bytes between are counted.
 - Bytes are counted by offset and other events by number, so that a reader that returns continues where it was and knows what it missed.
-- Results are those that a notebook shows in the end: an update replaces its display, and cleared results are removed.
+- Results and text are those that a notebook shows in the end: an update replaces its display, and what was cleared is removed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class StreamOutput:
         """Count bytes that were not received."""
         self.offset += count
         self._capture.skip(count)
+
+    def clear(self) -> None:
+        """Drop the kept text. The offset stays."""
+        self._capture = OutputCapture()
 
     def decode(self, data: bytes, *, final: bool = False) -> str:
         """Return the characters that the next bytes complete."""
@@ -105,12 +109,11 @@ class Transcript:
             cleared = OutputCleared(bool(data.get("wait", False)))
             self._clearing = cleared.wait
             if not cleared.wait:
-                self.results.clear()
+                self._clear()
             return cleared
         result = structure(Result, data)
         if self._clearing:
-            self._clearing = False
-            self.results.clear()
+            self._clear()
         places = [place for place, each in enumerate(self.results) if result.update and each.display_id == result.display_id]
         for place in places:
             self.results[place] = replace(result, main=self.results[place].main, update=False)
@@ -143,6 +146,12 @@ class Transcript:
             return None
         return replace(structure(Execution, self.end), **self._collected(), results=tuple(self.results), error=self.error)
 
+    def _clear(self) -> None:
+        self._clearing = False
+        self.results.clear()
+        self.stdout.clear()
+        self.stderr.clear()
+
     def _collected(self) -> dict[str, Any]:
         return {
             "stdout": self.stdout.text(),
@@ -156,14 +165,18 @@ class Transcript:
         reading = self.stream(stream)
         content = base64.b64decode(data["data"]) if data.get("encoding") == "base64" else data["data"].encode()
         missed = int(data.get("offset", reading.offset)) - reading.offset
+        if missed < 0:
+            content = content[-missed:]  # the rest was received before
+        if content and self._clearing:
+            self._clear()
         if missed > 0:
             reading.skip(missed)
-        elif missed < 0:
-            content = content[-missed:]  # received before
         reading.add(content)
         return Output(stream, content, max(0, missed)) if content or missed > 0 else None
 
     def _lost(self, data: dict[str, Any]) -> Output:
         stream: Stream = "stderr" if data["stream"] == "stderr" else "stdout"
+        if self._clearing:
+            self._clear()
         self.stream(stream).skip(int(data["lost_bytes"]))
         return Output(stream, b"", int(data["lost_bytes"]))

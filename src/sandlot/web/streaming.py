@@ -6,6 +6,7 @@ Invariants:
 - An event stream reports its end, by its own last event or by ``failure``. A stream that ends otherwise was cut.
 - An event has the same content in both forms. The client selects the form by ``Accept``.
 - A chunk is sent whole, however slowly the client reads: a keep-alive is sent between chunks only.
+- The JSON of an event contains no line break, also for readers that end lines at U+0085, U+2028 and U+2029, as ``str.splitlines`` does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sandlot.model import utf8
 from sandlot.model.errors import SandlotError
 from sandlot.model.executions import Channel, Output, OutputGap
 from sandlot.web import errors
@@ -34,6 +36,8 @@ KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_NAMES: Mapping[int, str] = {Channel.STDOUT: "stdout", Channel.STDERR: "stderr"}
 
+_LINE_BREAKS: Mapping[str, str] = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Line breaks that JSON allows in a string -> their escapes."""
 _UNBUFFERED = {"X-Accel-Buffering": "no"}
 
 _Item = TypeVar("_Item")
@@ -124,7 +128,7 @@ class StreamEvent(NamedTuple):
     id: int | str | None = None
 
     def as_sse(self) -> bytes:
-        """Return a server-sent event. JSON contains no line breaks, so the data is one line."""
+        """Return a server-sent event. Its data is one line."""
         number = "" if self.id is None else f"id: {self.id}\n"
         return f"{number}event: {self.name}\ndata: {_json(self.data)}\n\n".encode("utf-8", "replace")
 
@@ -144,7 +148,11 @@ def ndjson_line(data: Mapping[str, Any]) -> bytes:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        for character, escape in _LINE_BREAKS.items():
+            text = text.replace(character, escape)
+    return text
 
 
 def event_response(request: Request, events: AsyncIterator[StreamEvent], close: Callable[[], Awaitable[None]]) -> KeepAliveStreamResponse:
@@ -209,7 +217,8 @@ async def wait_for_disconnect(receive: Receive) -> None:
 class TextSplitter:
     """Splits the bytes of one output stream into pieces for JSON, without loss.
 
-    UTF-8 becomes text, other bytes become base64. The first part of a cut character is held until its rest arrives.
+    UTF-8 becomes text, other bytes become base64. The first part of a cut character is held until its rest arrives, in base64 too: clients decode
+    each piece by itself.
     """
 
     __slots__ = ("_decoder", "_end", "_held")
@@ -227,9 +236,9 @@ class TextSplitter:
         try:
             text = self._decoder.decode(data)
         except UnicodeDecodeError:
-            self._decoder.reset()
-            self._held = b""
-            return {"offset": start, "encoding": "base64", "data": base64.b64encode(whole).decode()}
+            self._held = whole[len(whole) - utf8.incomplete_end(whole) :]
+            self._decoder.setstate((self._held, 0))
+            return {"offset": start, "encoding": "base64", "data": base64.b64encode(whole.removesuffix(self._held)).decode()}
         self._held = bytes(self._decoder.getstate()[0])
         return {"offset": start, "encoding": "utf-8", "data": text} if text else None
 

@@ -91,13 +91,16 @@ def test_local_terminal_is_restored_after_an_error() -> None:
 
 async def test_output_as_json_has_whole_characters_and_what_was_lost() -> None:
     async def pieces() -> AsyncIterator[Output]:
-        for piece in (Output("stdout", b"a\xc3"), Output("stderr", b"\xff"), Output("stdout", b"\xa9\n", 7), Output("stdout", b"\xc3")):
-            yield piece
+        for data, lost in ((b"a\xc3", 0), (b"\xa9", 0), (b"\xc3", 0), (b"\xa9\n", 7), (b"\xc3", 0)):
+            yield Output("stdout", data, lost)
+        yield Output("stderr", b"\xff")
 
     told = [json.loads(line) for line in [line async for line in terminals.json_lines(pieces())]]
     assert [(each["stream"], each["text"], each["lost_bytes"]) for each in told] == [
         ("stdout", "a", 0),
+        ("stdout", "é", 0),
+        ("stdout", "\ufffd", 0),
+        ("stdout", "\ufffd\n", 7),
         ("stderr", "\ufffd", 0),
-        ("stdout", "é\n", 7),
         ("stdout", "\ufffd", 0),
     ]

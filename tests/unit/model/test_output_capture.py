@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandlot.model import utf8
 from sandlot.model.output_capture import MAX_LOGGED_BYTES, OutputCapture, shorten, shorten_argv
 
 PIECES = st.lists(st.binary(max_size=40), max_size=30)
@@ -16,15 +17,29 @@ def test_head_and_tail_are_exact_and_the_gap_is_counted(pieces: list[bytes], hea
     for piece in pieces:
         capture.add(piece)
     whole = b"".join(pieces)
-    assert capture.omitted == max(0, len(whole) - head - tail)
+    assert (capture.written_bytes, capture.held_bytes) == (len(whole), min(len(whole), head + tail))
     content = capture.content()
-    if capture.omitted:
+    if len(whole) > head + tail:
         first, last = whole[:head], whole[len(whole) - tail :]
+        first, last = first[: len(first) - utf8.incomplete_end(first)], last[utf8.incomplete_start(last) :]
+        assert capture.omitted == len(whole) - len(first) - len(last)
         assert content.startswith(first)
         assert content.endswith(last)
         assert content[len(first) : len(content) - len(last)].strip() == f"[... {capture.omitted} bytes omitted ...]".encode()
     else:
-        assert content == whole
+        assert (content, capture.omitted) == (whole, 0)
+
+
+@given(st.text(min_size=1, max_size=60), st.integers(0, 30), st.integers(0, 30))
+def test_omitted_output_begins_and_ends_between_two_characters(text: str, head: int, tail: int) -> None:
+    capture = OutputCapture(head, tail)
+    for byte in text.encode():
+        capture.add(bytes([byte]))
+    if capture.omitted:
+        first, _, last = capture.text().partition(f"[... {capture.omitted} bytes omitted ...]\n")
+        assert text.startswith(first.removesuffix("\n"))
+        assert text.endswith(last)
+        assert capture.omitted <= len(text.encode()) - head - tail + 6
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20), st.integers(1, 1000))
@@ -33,7 +48,8 @@ def test_bytes_after_a_known_gap_are_the_tail(before: bytes, after: bytes, lost:
     capture.add(before)
     capture.skip(lost)
     capture.add(after)
-    assert capture.omitted == lost
+    before, after = before[: len(before) - utf8.incomplete_end(before)], after[utf8.incomplete_start(after) :]
+    assert capture.omitted == capture.written_bytes - len(before) - len(after)
     assert capture.content().startswith(before)
     assert capture.content().endswith(b"omitted ...]\n" + after)
 

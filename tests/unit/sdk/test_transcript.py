@@ -107,6 +107,23 @@ def test_a_cell_collects_results_and_its_error() -> None:
     assert execution.error.name == "KeyError"
 
 
+def test_text_is_what_a_notebook_shows_in_the_end() -> None:
+    transcript, pieces = Transcript(), []
+    for number in range(5):
+        transcript.feed(Event("clear", {"wait": True}))
+        pieces.append(transcript.feed(output(b"%d\n" % number, 2 * number)))
+    assert b"".join(piece.data for piece in pieces if isinstance(piece, Output)) == b"0\n1\n2\n3\n4\n", "the stream has all"
+    assert (transcript.stdout.text(), transcript.stdout.omitted, transcript.stdout.offset) == ("4\n", 0, 10)
+    transcript.feed(output(b"err", 0, "stderr"))
+    transcript.feed(Event("clear", {"wait": True}))
+    assert (transcript.stdout.text(), transcript.stderr.text()) == ("4\n", "err")
+    transcript.feed(Event("display", {"data": {"text/plain": "a"}, "main": False}))
+    assert (transcript.stdout.text(), transcript.stderr.text()) == ("", "")
+    transcript.feed(output(b"x", 10))
+    transcript.feed(Event("clear", {"wait": False}))
+    assert (transcript.stdout.text(), transcript.stdout.offset) == ("", 11)
+
+
 def test_results_are_what_a_notebook_shows_in_the_end() -> None:
     transcript = Transcript()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -49,6 +50,15 @@ def test_the_bytes_come_out_as_they_went_in_at_their_offsets(pieces: list[bytes]
     assert whole == b"".join(pieces)
 
 
+@given(st.text(min_size=1, max_size=12), st.lists(st.integers(0, 40), max_size=6))
+def test_no_piece_has_a_part_of_a_character(text: str, cuts: list[int]) -> None:
+    raw = b"\xff" + text.encode() + b"\xff"
+    edges = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
+    splitter = TextSplitter()
+    told = [splitter.push(raw[start:end], start) for start, end in itertools.pairwise(edges)]
+    assert "".join(decoded(each).decode("utf-8", "replace") for each in told if each is not None) == f"\ufffd{text}\ufffd"
+
+
 def test_a_gap_comes_after_what_was_before_it() -> None:
     output = OutputEvents()
     assert output.feed(Output(STDOUT, 0, b"a\xc3")) == [
@@ -78,6 +88,16 @@ def test_an_event_is_one_line_of_json_as_well(data: dict[str, str]) -> None:
     assert raw.count(b"\n") == 1
     assert json.loads(raw) == {"event": "output", "id": "7", "data": data}
     assert json.loads(StreamEvent("output", data).as_line()) == {"event": "output", "data": data}
+
+
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+def test_no_character_is_a_line_break_for_any_reader(character: str) -> None:
+    text = f"é{character}ü"
+    event = StreamEvent("output", {"data": text, text: [text]}, 7)
+    line = event.as_line().decode()
+    assert line.splitlines() == [line.removesuffix("\n")]
+    assert json.loads(line)["data"] == event.data
+    assert [field.partition(": ")[0] for field in event.as_sse().decode().splitlines()] == ["id", "event", "data", ""]
 
 
 def test_the_client_chooses_the_form_by_what_it_names_first(subtests: pytest.Subtests) -> None:

@@ -215,7 +215,10 @@ async def _command_events(request: Request, events: Stream[ProcessEvent], comman
         async for event in events:
             if isinstance(event, Output | OutputGap):
                 name = STREAM_NAMES[event.channel]
-                text = exec_protocol.gap_line(event.bytes) if isinstance(event, OutputGap) else decoders[name].text(event.data)
+                if isinstance(event, OutputGap):
+                    text = decoders[name].text(b"", last=True) + exec_protocol.gap_line(event.bytes)
+                else:
+                    text = decoders[name].text(event.data)
                 if text:
                     yield exec_protocol.sse_event(name, {"chunk": text})
             elif isinstance(event, ProcessEnded):

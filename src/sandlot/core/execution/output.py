@@ -39,7 +39,8 @@ def process_outcome(process: ProcessId, result: ProcessResult) -> ProcessOutcome
 class OutputCollector:
     """Collects the output of a process or a cell, as far as memory is available, and the results of a cell. Close the collector at the end.
 
-    An updated display is kept once, in its last form. Displays that the cell cleared are dropped; output is never dropped.
+    What is kept is what a notebook shows in the end. An updated display is kept once, in its last form. ``clear_output`` drops the displays and the
+    output so far; with ``wait``, the next display or output does.
 
     Args:
         buffers: Buffer budget of the sandbox, in which the memory is reserved.
@@ -53,23 +54,24 @@ class OutputCollector:
         error: Exception that ended the cell; None if no exception did.
     """
 
-    __slots__ = ("_buffers", "_clears", "_displays_bytes", "_taken_bytes", "captures", "displays", "error", "omitted")
+    __slots__ = ("_buffers", "_clears", "_displays_bytes", "_head_bytes", "_tail_bytes", "_taken_bytes", "captures", "displays", "error", "omitted")
 
     def __init__(self, buffers: BufferBudget, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._buffers = buffers
         self._taken_bytes = 0
         self._displays_bytes = 0
         self._clears = False
-        self.captures: dict[int, OutputCapture] = {
-            Channel.STDOUT: OutputCapture(head_bytes, tail_bytes),
-            Channel.STDERR: OutputCapture(head_bytes, tail_bytes),
-        }
+        self._head_bytes = head_bytes
+        self._tail_bytes = tail_bytes
+        self.captures: dict[int, OutputCapture] = self._new_captures()
         self.displays: list[Display] = []
         self.omitted = 0
         self.error: CellError | None = None
 
     def add(self, event: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> None:
         """Collect the next event of the execution. Output and results for which no memory is left are counted as omitted."""
+        if self._clears and isinstance(event, Output | OutputGap | Display):
+            self._clear()
         if isinstance(event, Output | OutputGap):
             self._add_output(event)
         elif isinstance(event, Display):
@@ -97,9 +99,6 @@ class OutputCollector:
         self._taken_bytes += COPIES * (capture.held_bytes - held_bytes)
 
     def _show(self, display: Display) -> None:
-        if self._clears:
-            self._clears = False
-            self._clear()
         known = [number for number, shown in enumerate(self.displays) if display.update and shown.display_id == display.display_id]
         # An update replaces the display and needs memory only for the difference, so an animation needs the memory of one frame.
         more_bytes = max(1, len(known)) * value_bytes(display) - sum(value_bytes(self.displays[number]) for number in known)
@@ -115,10 +114,15 @@ class OutputCollector:
             self.displays.append(display)
 
     def _clear(self) -> None:
-        self._buffers.give(COPIES * self._displays_bytes)
-        self._taken_bytes -= COPIES * self._displays_bytes
+        self.close()  # releases the memory of all that is dropped
+        self._clears = False
         self._displays_bytes = 0
         self.displays.clear()
+        self.omitted = 0
+        self.captures = self._new_captures()
+
+    def _new_captures(self) -> dict[int, OutputCapture]:
+        return {channel: OutputCapture(self._head_bytes, self._tail_bytes) for channel in Channel}
 
 
 def value_bytes(value: object) -> int:

@@ -32,6 +32,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.oneshot.verdict import Observation, grade
 from sandlot.core.records.usage import MonthlyExecutionCounter
 from sandlot.core.sandbox import GRACE_S, Sandbox
+from sandlot.model import utf8
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
@@ -177,7 +178,11 @@ class OneShotRunner:
             observation.duration_s = loop.time() - started_s
             output.close()
             await process.close()
-        observation.stdout, observation.stderr = (output.captures[channel].text() for channel in Channel)
+        stdout, stderr = (output.captures[channel].content() for channel in Channel)
+        if observation.output_exceeded:
+            stdout, stderr = (content[: len(content) - utf8.incomplete_end(content)] for content in (stdout, stderr))
+        observation.stdout, observation.stderr = (content.decode("utf-8", "replace") for content in (stdout, stderr))
+        observation.stdout_is_utf8 = "\ufffd" not in observation.stdout or observation.stdout.encode() == stdout
         return observation
 
 

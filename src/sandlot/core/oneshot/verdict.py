@@ -55,7 +55,8 @@ class Observation:
     """Behaviour of a program as the service observed it. The fields are set while the program runs.
 
     Args:
-        stdout: Standard output, up to the output limit.
+        stdout: Standard output, up to the output limit. Bytes that are not UTF-8 are U+FFFD.
+        stdout_is_utf8: False if ``stdout`` has such bytes. It then differs from every expected output, which is text.
         stderr: Standard error, up to the output limit.
         output_exceeded: True if the program wrote more than the output limit.
         outcome: End of the process; None if the sandbox ended before the end of the process was reported.
@@ -66,6 +67,7 @@ class Observation:
     """
 
     stdout: str = ""
+    stdout_is_utf8: bool = True
     stderr: str = ""
     output_exceeded: bool = False
     outcome: ProcessOutcome | None = None
@@ -146,7 +148,9 @@ def _status_at_end(params: OneShotParams, observation: Observation) -> tuple[Sta
     if outcome.exit_code:
         limit = f"The program was killed at the sandbox's limit of {params.limits.pids} processes."
         return Status.RUNTIME_ERROR, limit if outcome.reason == "pids" else ""
-    if params.expected_output is not None and not matches(observation.stdout, params.expected_output, params.comparison, params.tolerance):
+    if params.expected_output is None:
+        return Status.COMPLETED, ""
+    if not observation.stdout_is_utf8 or not matches(observation.stdout, params.expected_output, params.comparison, params.tolerance):
         return Status.WRONG_ANSWER, ""
     return Status.COMPLETED, ""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from sandlot.core.records.execution_log import ExecutionLog, OpenLogEntry
 from sandlot.core.sandbox import Sandbox
+from sandlot.model import utf8
 from sandlot.model.executions import RUNNING, Channel, Output, OutputGap
 from sandlot.model.history import LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import ProcessId
@@ -134,6 +135,7 @@ class Progress:
             execution.is_complete = True
         else:
             execution.ends[entry.channel] = entry.end
+            execution.decoder(entry.channel).decode(entry.begun)
 
     def new_items(self, piece: Piece) -> list[LogOutput | LogGap | LogEnd]:
         """Return the part of a piece that the follower does not have yet, and record that the follower has received this part."""
@@ -153,7 +155,9 @@ class Progress:
             return []
         execution.ends[event.channel] = end
         if isinstance(event, OutputGap):
-            return [LogGap(piece.execution, event.channel, end - max(begin, event.offset))]
+            gap = LogGap(piece.execution, event.channel, end - max(begin, event.offset))
+            text = execution.decoder(event.channel).decode(b"", True)
+            return [LogOutput(piece.execution, event.channel, text), gap] if text else [gap]
         text = execution.decoder(event.channel).decode(event.data[max(0, begin - event.offset) :])
         return [LogOutput(piece.execution, event.channel, text)] if text else []
 
@@ -168,9 +172,12 @@ def output_of(record: ExecutionRecord, running: OpenLogEntry | None, channels: C
     for channel in channels:
         if running is not None:
             kept = running.captures[channel]
-            entry = LogEntry(id_, record.created_at, channel, kept.text(), kept.omitted, kept.held_bytes + kept.omitted)
+            content = kept.content()
+            begun = content[len(content) - utf8.incomplete_end(content) :]
+            text = content.removesuffix(begun).decode("utf-8", "replace")
+            entry = LogEntry(id_, record.created_at, channel, text, kept.omitted, kept.written_bytes, begun)
         else:
             entry = LogEntry(id_, record.created_at, channel, *texts[channel], None if record.status != RUNNING else 0)
-        if entry.text:
+        if entry.text or entry.begun:
             entries.append(entry)
     return entries

@@ -386,7 +386,9 @@ async def deliver_output(
     transcript: Transcript, piece: Output, on_stdout: backend.Callback[str] | None, on_stderr: backend.Callback[str] | None
 ) -> None:
     """Call the callback of a stream with the complete characters of a piece."""
-    if text := transcript.stream(piece.stream).decode(piece.data):
+    stream = transcript.stream(piece.stream)
+    before_gap = stream.decode(b"", final=True) if piece.lost_bytes else ""
+    if text := before_gap + stream.decode(piece.data):
         await backend.call(on_stdout if piece.stream == "stdout" else on_stderr, text)
 
 

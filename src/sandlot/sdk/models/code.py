@@ -160,8 +160,8 @@ class Execution:
 
     Args:
         status: ``ok``, ``error``, ``timeout``, ``killed``, ``died``, ``oom`` or ``aborted``; ``running`` until the run ends.
-        stdout: Standard output: the first and the last MiB.
-        stderr: Standard error: the first and the last MiB.
+        stdout: Standard output: the first and the last MiB, without what the code cleared.
+        stderr: Standard error: the same.
         results: Rich results in order. Without callbacks at most 1,000 results and 32 MiB together.
         error: Exception that ended the run.
         fault: Fault class if the run failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
@@ -249,10 +249,10 @@ class ExecutionStarted:
 
 @dataclass(frozen=True, slots=True)
 class OutputCleared:
-    """Event: the code cleared what it had displayed (``clear_output``).
+    """Event: the code cleared its results and its text (``clear_output``).
 
     Args:
-        wait: True if the display is cleared only when the next result arrives.
+        wait: True if they are cleared only when the next result or text arrives.
     """
 
     wait: bool = False

@@ -329,12 +329,13 @@ async def _events(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterat
             for piece in output.feed(item):
                 yield piece._replace(id=f"{output.position}-{events}")
             continue
-        for piece in output.end():  # an incomplete character precedes this event
-            yield piece._replace(id=f"{output.position}-{events}")
+        # The first part of a character is held over other events: the rest of the character may follow them.
         if isinstance(item, CodeAccepted):
             execution = item.execution
             yield streaming.StreamEvent("accepted", {"id": execution}, f"{output.position}-{events}")
         elif isinstance(item, CodeEnded):
+            for piece in output.end():
+                yield piece._replace(id=f"{output.position}-{events}")
             yield streaming.StreamEvent("exit", CodeOutcomeResponse.of(item.status).model_dump())
         else:
             events += 1

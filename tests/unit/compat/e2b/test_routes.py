@@ -149,6 +149,18 @@ async def test_ended_sandbox_is_not_found(http: httpx.AsyncClient, made: dict[st
     assert ok(await http.get(f"{HERE}/v2/sandboxes")) == []
 
 
+async def test_no_character_is_a_line_break(http: httpx.AsyncClient, inside: dict[str, str]) -> None:
+    text = "a\u2028b\x85c\u2029é"
+    for code, kind, field, expected in (
+        (f"print({text!a})", "stdout", "text", f"{text}\n"),
+        (f"raise ValueError({text!a})", "error", "value", text),
+        (f"{{{text!a}: 1}}", "result", "text", repr({text: 1})),
+    ):
+        answer = await http.post(f"{HERE}/execute", json={"code": code}, headers=inside)
+        told = [json.loads(line) for line in answer.text.splitlines()]
+        assert [each[field] for each in told if each["type"] == kind] == [expected]
+
+
 async def test_disconnect_interrupts_the_code(http: httpx.AsyncClient, made: dict[str, Any], inside: dict[str, str]) -> None:
     code = "import time\nprint('on', flush=True)\nwhile True: time.sleep(0.01)"
     async with http.stream("POST", f"{HERE}/execute", json={"code": code}, headers=inside) as answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
@@ -17,7 +19,7 @@ from sandlot.compat.e2b.interpreter import operations
 from sandlot.compat.e2b.interpreter import translate as cells
 from sandlot.compat.e2b_conventions import metadata_filter
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
-from sandlot.model.executions import CellError, CodeStatus, Display
+from sandlot.model.executions import CellError, CellStarted, CodeEnded, CodeEvent, CodeStatus, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.states import State, is_terminal
@@ -118,7 +120,40 @@ def test_invalid_json_result_is_text_and_no_chart() -> None:
 def test_output_that_is_not_utf8_is_replaced() -> None:
     said = StreamEvent("output", {"stream": "stdout", "offset": 0, "encoding": "base64", "data": "/w=="})
     assert cells.output(said, NOW) == {"type": "stdout", "text": "\ufffd", "timestamp": "2026-01-02T03:04:05.678Z"}
-    assert "5 bytes" in cells.output(StreamEvent("lost", {"stream": "stderr", "bytes": 5}), NOW)["text"]
+    assert "5 bytes" in cells.output(StreamEvent("lost", {"stream": "stderr", "lost_bytes": 5}), NOW)["text"]
+
+
+@pytest.mark.parametrize(
+    "events, text",
+    [
+        ([Output(1, 0, b"\xe2"), CellStarted(1), Output(1, 1, b"\x98\x95")], "☕"),
+        (
+            [Output(1, 0, b"\xf0\x9f"), Display({"text/plain": "1"}, main=False), Output(1, 2, b"\x98"), Output(2, 0, b"e"), Output(1, 3, b"\x80")],
+            "😀",
+        ),
+        ([Output(1, 0, b"\xff\xe2"), Output(1, 2, b"\x98\x95")], "\ufffd☕"),
+        ([Output(1, 0, b"\xe2"), OutputGap(1, 2, 1), Output(1, 3, b"\x98")], "\ufffd[2 bytes were not kept]\n\ufffd"),
+        ([Output(1, 0, b"a\xe2\x98")], "a\ufffd"),
+    ],
+)
+async def test_characters_are_whole_whatever_comes_between_their_bytes(events: list[CodeEvent], text: str) -> None:
+    class Events:
+        def __init__(self) -> None:
+            self._events = iter([*events, CodeEnded(CodeStatus(ProcessId("p"), "ok", 1, 0.1))])
+
+        def __aiter__(self) -> AsyncIterator[CodeEvent]:
+            return self
+
+        async def __anext__(self) -> CodeEvent:
+            for event in self._events:
+                return event
+            raise StopAsyncIteration
+
+        async def aclose(self) -> None:
+            pass
+
+    told = [json.loads(line) async for line in operations.lines(Events())]
+    assert "".join(each["text"] for each in told if each["type"] == "stdout") == text
 
 
 def test_abnormal_ends_are_reported_as_errors() -> None:

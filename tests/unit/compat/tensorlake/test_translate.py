@@ -102,6 +102,16 @@ def test_lines_are_joined_and_their_memory_is_released() -> None:
     assert buffers.taken_bytes == 0
 
 
+def test_endless_line_is_split_between_two_characters() -> None:
+    for most in (3 * MAX_LINE_BYTES, 100_000):
+        lines = LineBuffer(BufferBudget(most))
+        raw, size = "☕".encode() * 4_000_000, 64_000
+        told = [line for at in range(0, len(raw), size) for line in lines.add(Output(1, at, raw[at : at + size]))]
+        assert told
+        assert all("\ufffd" not in text for _, text in told)
+        assert sum(len(text) for _, text in [*told, *lines.end()]) == 4_000_000
+
+
 def test_endless_line_is_split() -> None:
     for most in (4 * MAX_LINE_BYTES, 100_000):
         buffers = BufferBudget(most)

@@ -49,6 +49,32 @@ def test_cleared_displays_are_not_kept() -> None:
     assert texts(collected(shown("a"), Cleared(wait=True), shown("b"), shown("c"))) == ["b", "c"]
 
 
+def test_cleared_output_is_not_kept() -> None:
+    def text(*events: Output | OutputGap | Display | Cleared) -> tuple[str, str, list[str | bytes]]:
+        results = collected(*events)
+        return results.captures[1].text(), results.captures[2].text(), texts(results)
+
+    out, err = Output(1, 0, b"out"), Output(2, 0, b"err")
+    loop = [event for number in range(5) for event in (Cleared(wait=True), Output(1, number, b"%d" % number))]
+    assert text(*loop) == ("4", "", [])
+    assert text(out, err, shown("a"), Cleared(wait=False)) == ("", "", [])
+    assert text(out, err, shown("a"), Cleared(wait=True)) == ("out", "err", ["a"])
+    assert text(out, Cleared(wait=True), err) == ("", "err", [])
+    assert text(out, err, Cleared(wait=True), shown("a"), out) == ("out", "", ["a"])
+    assert text(OutputGap(1, 5, 0), out, Cleared(wait=False), err) == ("", "err", []), "what was lost before is cleared too"
+
+
+def test_cleared_output_frees_its_memory() -> None:
+    buffers = BufferBudget(64 * MIB)
+    results = OutputCollector(buffers)
+    for number in range(100):
+        results.add(Cleared(wait=True))
+        results.add(Output(1, number * MIB, bytes(MIB)))
+    assert (buffers.taken_bytes, results.captures[1].omitted) == (COPIES * MIB, 0)
+    results.close()
+    assert buffers.taken_bytes == 0
+
+
 def test_cleared_displays_free_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MAX_RESULT_BYTES", 3 * value_bytes(shown("x" * 100)))
     events = [event for _ in range(100) for event in (Cleared(wait=False), shown("x" * 100))]

@@ -16,7 +16,7 @@ from sandlot.model.errors import ErrorCode, LimitError, SandboxEndedError, Sandl
 from sandlot.model.executions import ProcessOutcome
 from sandlot.model.ids import new_process_id
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.programs import OneShotParams, Result, Status
+from sandlot.model.programs import Comparison, OneShotParams, Result, Status
 from sandlot.model.specs import Limits
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
@@ -47,6 +47,22 @@ async def test_output_up_to_the_limit_is_kept_when_the_program_is_killed(at: Ben
     assert (len(done.stdout), len(done.stderr)) == ((100_001, 0) if stream == 1 else (0, 100_001))
     assert "100001 bytes" in done.detail
     assert done.signal == 9
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_output_is_cut_at_the_limit_between_two_characters(at: Bench, stream: int) -> None:
+    done = await run(at, f"import os\nwhile True: os.write({stream}, '☕'.encode() * 1000)", output_bytes=100_000)
+    assert done.status is Status.OUTPUT_LIMIT
+    assert (done.stdout + done.stderr) == "☕" * 33_333
+
+
+@pytest.mark.parametrize("comparison", Comparison)
+@pytest.mark.parametrize("raw", [r"\xff", r"\xc0\x80", r"\xed\xa0\x80", r"\xe2\x98", r"1 2\xff\n"])
+async def test_bytes_that_are_not_utf8_match_no_text(at: Bench, raw: str, comparison: Comparison) -> None:
+    shown = (await run(at, f"printf '{raw}'", "bash")).stdout
+    assert "\ufffd" in shown
+    assert (await run(at, f"printf '{raw}'", "bash", expected_output=shown, comparison=comparison)).status is Status.WRONG_ANSWER
+    assert (await run(at, f"printf '{shown}'", "bash", expected_output=shown, comparison=comparison)).status is Status.COMPLETED
 
 
 async def test_background_process_that_floods_the_output_is_killed(at: Bench) -> None:

@@ -101,6 +101,23 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     assert not execution_log.listeners
 
 
+async def test_follower_that_arrives_inside_a_character_gets_it_whole(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog) -> None:
+    for first, rest in ((b"\xe2", b"\x98\x95"), (b"a\xf0\x9f\x98", b"\x80"), (b"a" * 100_000 + b"\xe2\x98", b"\x95")):
+        entry = execution_log.begin(sandbox, new_process_id(), argv=["x"])
+        entry.add(Output(1, 0, first))
+        assert all("\ufffd" not in each.text for each in (await at.node.history.logs(OPERATOR, sandbox.id, BOTH)).items)
+        followed = Followed(await at.node.history.follow_logs(OPERATOR, sandbox.id, BOTH))
+        await until(lambda: bool(execution_log.listeners))
+        await asyncio.sleep(0)
+        entry.add(Output(1, len(first), rest))
+        entry.end("exited", exit_code=0)
+        await until(lambda followed=followed: any(isinstance(item, LogEnd) for item in followed.items))
+        assert followed.text().endswith((first + rest)[-8:].decode().lstrip("a"))
+        assert "\ufffd" not in followed.text()
+        followed.task.cancel()
+        await asyncio.wait([followed.task])
+
+
 @pytest.mark.real_guest
 async def test_output_of_a_background_process_appears_at_its_end(at: Bench, sandbox: Sandbox) -> None:
     followed = Followed(await at.node.history.follow_logs(OPERATOR, sandbox.id, BOTH))

@@ -54,6 +54,17 @@ async def test_events_of_a_run_are_streamed_as_json_lines(http: httpx.AsyncClien
     assert [each.get("id") for each in all_told] == ["0-0-0", "0-0-1", "3-0-1", "3-0-2", None]
 
 
+@pytest.mark.real_guest
+@pytest.mark.parametrize("between", ["", "display(1)", "print('x', file=sys.stderr)"])
+async def test_character_of_two_writes_is_whole(http: httpx.AsyncClient, url: str, between: str) -> None:
+    code = f"import os, sys, time\nos.write(1, b'\\xe2')\ntime.sleep(0.1)\n{between}\nos.write(1, b'\\x98\\x95')"
+    done = (await http.post(url + "/code", json={"code": code})).json()
+    assert done["stdout"] == "☕", done
+    async with http.stream("POST", url + "/code", json={"code": code}, headers={"Accept": NDJSON_MEDIA_TYPE}) as response:
+        events = [json.loads(line) async for line in response.aiter_lines() if line]
+    assert [event["data"]["data"] for event in events if event["event"] == "output" and event["data"]["stream"] == "stdout"] == ["☕"]
+
+
 async def test_stream_continues_after_the_id_of_any_event(http: httpx.AsyncClient, url: str) -> None:
     code = "import sys\nsys.stdout.buffer.write(b'a\\xc3')\nsys.stdout.flush()\ndisplay(1)\nprint('b', file=sys.stderr)\n1/0"
     begun = (await http.post(url + "/code", json={"code": code, "background": True})).json()["id"]

@@ -115,5 +115,5 @@ def log_lines(run: ExecutionRecord) -> list[tuple[str, str, Mapping[str, str]]]:
     lines: list[tuple[str, str, Mapping[str, str]]] = [("debug", f"{run.kind} {run.status}: {program or ''}", of_run)]
     for name, level, text in (("stdout", "info", run.stdout), ("stderr", "warn", run.stderr)):
         of_stream: Mapping[str, str] = {**of_run, "stream": name}
-        lines += [(level, line, of_stream) for line in text.splitlines()]
+        lines += [(level, line, of_stream) for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text]
     return lines if run.error is None else [*lines, ("error", run.error, of_run)]

@@ -106,7 +106,8 @@ async def lines(events: Stream[CodeEvent]) -> AsyncIterator[bytes]:
 
 
 def _client_events(event: CodeEvent, output: OutputEvents, *, raised: bool) -> Iterator[dict[str, Any]]:
-    pieces = output.feed(event) if isinstance(event, Output | OutputGap) else output.end()  # completes a character that was split
+    # The first part of a character is held over other events: the rest of the character may follow them.
+    pieces = output.feed(event) if isinstance(event, Output | OutputGap) else output.end() if isinstance(event, CodeEnded) else ()
     for piece in pieces:
         yield translate.output(piece, datetime.now(UTC))
     if isinstance(event, CellStarted):

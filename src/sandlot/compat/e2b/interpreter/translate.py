@@ -63,7 +63,7 @@ def output(event: StreamEvent, at: datetime) -> dict[str, Any]:
     """Return the event of output, or of lost output."""
     data = event.data
     if event.name == "lost":
-        text = f"[{data['bytes']} bytes were not kept]\n"
+        text = f"[{data['lost_bytes']} bytes were not kept]\n"
     elif data["encoding"] == "base64":
         text = base64.b64decode(data["data"]).decode("utf-8", "replace")
     else:

@@ -2,13 +2,15 @@
 
 Invariants:
 - A line ends with a newline, which is not part of the line, or with its stream.
-- Incomplete lines are counted (``model/buffer_budget.py``) and bounded. A longer line, or a line for which there is no memory, is split.
+- Incomplete lines are counted (``model/buffer_budget.py``) and bounded. A longer line, or a line for which there is no memory, is split between
+  two characters.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sandlot.model import utf8
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.executions import Output, OutputGap
 from sandlot.model.specs import MIB
@@ -36,7 +38,12 @@ class LineBuffer:
         *complete, rest = item.data.split(b"\n")
         lines = [(item.channel, _text(self._take(item.channel) + part)) for part in complete]
         if rest and not self._keep(item.channel, rest):
-            lines.append((item.channel, _text(self._take(item.channel) + rest)))
+            line = self._take(item.channel) + rest
+            begun = line[len(line) - utf8.incomplete_end(line) :]
+            lines.append((item.channel, _text(line.removesuffix(begun))))
+            if begun:
+                self._buffers.take_anyway(len(begun))
+                self._incomplete[item.channel] = bytearray(begun)
         return lines
 
     def end(self) -> list[tuple[int, str]]:
