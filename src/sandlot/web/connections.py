@@ -7,7 +7,8 @@ Invariants:
 - At most ``max_connections`` are open. No address and no key has more than its share; the rest is kept for others.
 - When a share is used up, or all connections are open, a connection without a key is closed in favour of the new one: idle ones first, then the
   oldest. Idle connections with a key follow. A connection with a key that is in use is never closed: the new connection or request is refused.
-- The first ``GRACE_S`` of a connection are its own, because a burst of connections is accepted before the first request of any is read.
+- The first ``GRACE_S`` of a connection are its own, because a burst of connections is accepted before the first request of any is read. While only
+  such connections have no key, a further one is refused and no connection with a key is closed.
 """
 
 from __future__ import annotations
@@ -194,11 +195,12 @@ class ConnectionShares:
         )
 
     def _close_one(self, *kinds: Iterable[Connection]) -> bool:
-        for kind in kinds:
-            oldest = next(iter(kind), None)
-            if oldest is not None and self._now_s() - oldest.opened_s >= GRACE_S:
-                self.remove(oldest)
-                oldest.close()
+        """Close the oldest connection of the first kind that has one that may be closed. The last kind counts only if the others are empty."""
+        oldest = [next(iter(kind), None) for kind in kinds]
+        for each in oldest[:-1] if any(oldest[:-1]) else oldest:
+            if each is not None and self._now_s() - each.opened_s >= GRACE_S:
+                self.remove(each)
+                each.close()
                 return True
         return False
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import email.message
 import functools
-import json
 import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from fastapi import Request, Response
 from fastapi._compat import ModelField
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic_core import from_json
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
 from sandlot.model.specs import KIB
@@ -141,13 +141,14 @@ def _string_end(content: bytes, at: int) -> int:
 
 
 def parse_json(content: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Return the value of JSON in UTF-8. Of bytes, json.loads would also read UTF-16, whose strings :func:`check_shape` does not find.
+    """Return the value of JSON in UTF-8.
+
+    json.loads takes twice the time for large bodies, and reads UTF-16, whose strings :func:`check_shape` does not find.
 
     Raises:
         ValueError: It is not JSON, or not UTF-8.
-        RecursionError: It is nested too deeply.
     """
-    return json.loads(content.decode())
+    return from_json(content)
 
 
 def _check_and_parse(content: bytes, parse: Callable[[bytes], _Parsed]) -> _Parsed:
@@ -158,12 +159,8 @@ def _check_and_parse(content: bytes, parse: Callable[[bytes], _Parsed]) -> _Pars
 def _validate(field: ModelField, content: bytes) -> object:
     try:
         value = parse_json(content)
-    except json.JSONDecodeError as error:
-        raise RequestValidationError([{"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}]) from None
-    except (ValueError, RecursionError):
-        raise InvalidRequestError(
-            "The request body cannot be parsed.", hint="Send a JSON object in UTF-8, nested at most a hundred levels deep."
-        ) from None
+    except ValueError as error:
+        raise InvalidRequestError("The request body is not JSON.", hint="Send a JSON object in UTF-8.", fields={"body": str(error)}) from None
     validated, errors = field.validate(value, {}, loc=("body",))
     if errors:
         raise RequestValidationError(errors)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
 import socket
@@ -28,13 +29,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Never, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.web import errors
 from sandlot.web.auth import OWNER
-from sandlot.web.connections import CONNECTION, Connection, ConnectionShares
+from sandlot.web.connections import CONNECTION, RETRY_AFTER_S, Connection, ConnectionShares
 from sandlot.web.request_id import new_request_id
+from sandlot.web.slices import SlicedInput
 
 HEAD_MAX_BYTES = 64 * 1024
 HEAD_MAX_FIELDS = 128
@@ -45,6 +48,12 @@ ANONYMOUS_KEEP_ALIVE_S = 15.0
 STALL_TIMEOUT_S = 120.0
 FRAMING_MAX_BYTES = 320 * 1024
 """Bytes that may arrive without a byte of the body while a body is expected: the largest chunk that is read at once, and a head."""
+MAX_READ_BYTES = 1024 * 1024
+"""More than one read has."""
+SLICE_BYTES = 64 * 1024
+SMALL_SLICE_BYTES = 8 * 1024
+"""Slice of a body that has more than ``MANY_PARTS`` chunks in a slice."""
+MANY_PARTS = 64
 PIPELINE_MAX = 64
 """Pipelined requests that wait for an earlier response. Few clients pipeline, and each request takes some KiB."""
 BACKLOG = 512
@@ -56,6 +65,30 @@ _SUN_PATH_MAX = 107
 """Maximum bytes of a unix socket's path, unix(7)."""
 
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class _SlicedFlow(FlowControl):
+    """Flow control of a connection whose data may wait in slices."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+
+    def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the argument of SlicedInput
+        """Read nothing while slices wait."""
+        if is_held != self._is_held and not self._transport.is_closing():
+            self._is_held = is_held
+            if is_held:
+                self._transport.pause_reading()
+            elif not self.read_paused:
+                self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless slices wait."""
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 class SandlotHttpProtocol(HttpToolsProtocol):
@@ -84,11 +117,16 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._has_progress = False
         """True if the last data had a part of a body, or the end of a request."""
         self._in_head = True
+        self._is_chunked = False
+        self._parts = 0
+        """Parts of a body in the last slice."""
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Check the limits of connections and the peer."""
         super().connection_made(transport)
+        self.flow = flow = _SlicedFlow(transport)
+        self._input = SlicedInput(self.loop, self._parse, self._slice_bytes, flow.hold)
         link = transport.get_extra_info("socket")
         is_local = link is not None and link.family == socket.AF_UNIX
         try:
@@ -96,7 +134,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
             self._connection = shares.open(self.client[0] if self.client and not is_local else "", transport.abort)
         except UnavailableError as error:
             self.connections.discard(self)
-            transport.write(_response(error))
+            transport.write(_connection_refusal(error.message, error.hint))
             transport.close()
             return
         is_gone = lambda: transport.is_closing() or (link is not None and has_hung_up(link))  # noqa: E731
@@ -116,15 +154,26 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         """Stop all timers, and give the place of the connection back."""
         self._stop_head_timer()
         self._stop_stall_timer()
+        self._input.stop()
         if self._connection is not None:
             self._connection.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parse data, in slices if it may have many small chunks."""
+        self._input.push(data)
+
+    def _slice_bytes(self) -> int:
+        if not self._in_head and not self._is_chunked:
+            return MAX_READ_BYTES  # a body of known length is one part, however large
+        return SMALL_SLICE_BYTES if self._parts > MANY_PARTS else SLICE_BYTES
+
+    def _parse(self, data: bytes) -> None:
         """Parse data, and refuse a head that is too large."""
         if self._connection is None or self.transport.is_closing():
             return
         self._has_progress = False
+        self._parts = 0
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -146,6 +195,11 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         """Stop watching a client that has caught up."""
         super().resume_writing()
         self._stop_stall_timer()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Pass the connection on. Data behind the request is dropped: a client waits for the response (RFC 6455, 4.1)."""
+        self._input.stop()
+        super().handle_websocket_upgrade()
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the target of the request, within the limit of the head."""
@@ -177,6 +231,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         """Stop the time of the head, limit the pipeline, and refuse an upgrade with a body."""
         self._stop_head_timer()
         self._loose_bytes = 0
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         if len(self.pipeline) >= PIPELINE_MAX:
             self._stop_parser(b"")
         if self.parser.should_upgrade() and _has_body(self.headers):
@@ -190,6 +245,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         """Pass a part of the body on."""
         self._loose_bytes = 0
         self._has_progress = True
+        self._parts += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -276,6 +332,12 @@ def _response(error: SandlotError) -> bytes:
     response = errors.problem_response(error, new_request_id(), headers={"Connection": "close"})
     head = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
     return b"\r\n".join([*head, *(name + b": " + value for name, value in response.raw_headers), b"", bytes(response.body)])
+
+
+@functools.cache
+def _connection_refusal(message: str, hint: str) -> bytes:
+    """Return the response to a connection that is refused. A flood of connections gets the same bytes."""
+    return _response(UnavailableError(message, code=ErrorCode.BUSY, hint=hint, fields={"retry_after_s": RETRY_AFTER_S}))
 
 
 def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

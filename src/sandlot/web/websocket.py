@@ -42,6 +42,7 @@ from sandlot.web.error_formats import ErrorFormat
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.models import QueryModel
 from sandlot.web.request_id import choose_request_id, get_request_id, new_request_id
+from sandlot.web.slices import SlicedInput
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -50,8 +51,14 @@ if TYPE_CHECKING:
 MESSAGE_MAX_BYTES = 1 * MIB
 CONTROL_MAX_CHARACTERS = 4096
 """Length of a message of JSON that controls a terminal or a tunnel. Parsing a longer one would block the event loop."""
+_CLOSE_FRAME = b"\x88"
+"""First byte of a Close frame (RFC 6455, 5.2)."""
 _REASON_BYTES = 120
 """Maximum bytes of a close reason. A control frame has 125, two of them for the code (RFC 6455, 5.5)."""
+SLICE_BYTES = 16 * KIB
+SMALL_SLICE_BYTES = 2 * KIB
+"""Slice of data that has more than ``MANY_FRAMES`` frames in a slice."""
+MANY_FRAMES = 16
 MAX_FRAGMENTS = 1024
 """Fragments of one message: each takes memory, and can be empty."""
 UNSENT_MAX_BYTES = 256 * KIB
@@ -83,6 +90,10 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         self.logger = _uvicorn_log
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self._frames = 0
+        """Frames of the last slice."""
+        self._close_response = b""
+        """The response to the client's Close while earlier events are handled."""
         self._delayed_close: bytes | None = None
         """The response to the client's Close while it is delayed."""
         self._close_timer: asyncio.TimerHandle | None = None
@@ -93,14 +104,35 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
             connection.lost()
         self._stop_stall_timer()
         self._stop_close_timer()
+        self._input.stop()
         self._disconnected.set()
         super().connection_lost(exc)
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Prepare to read in slices."""
+        super().connection_made(transport)
+        self._input = SlicedInput(self.loop, self._parse, self._slice_bytes, self._hold)
+
     def data_received(self, data: bytes) -> None:
-        """Handle data of the client."""
+        """Handle data of the client, in slices: frames can be very small."""
+        self._input.push(data)
+
+    def _slice_bytes(self) -> int:
+        return 0 if self.read_paused else SMALL_SLICE_BYTES if self._frames > MANY_FRAMES else SLICE_BYTES
+
+    def _hold(self, is_held: bool) -> None:  # noqa: FBT001 - the argument of SlicedInput
+        if self.transport.is_closing():
+            return
+        if is_held:
+            self.transport.pause_reading()
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         if self.close_sent and self.transport.is_closing():
             return
         self.conn.receive_data(data)
+        self._frames = len(self.conn.events)
         # websockets before 16 refuses other methods than GET when it parses the request, and then sends no event.
         if not self.handshake_initiated and (self.conn.parser_exc is not None or self.conn.handshake_exc is not None):
             self._refuse("The request is not a WebSocket upgrade.")
@@ -130,18 +162,24 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.get_write_buffer_size() > UNSENT_MAX_BYTES:
             self._abort()
             return
-        super().handle_ping()
+        # The response to a Close that arrived together with the ping is among the data: it waits for `handle_close`.
+        output = self.conn.data_to_send()
+        pongs = next((at for at, frame in enumerate(output) if frame.startswith(_CLOSE_FRAME)), len(output))
+        self.transport.write(b"".join(output[:pongs]))
+        self._close_response += b"".join(output[pongs:])
 
     def handle_close(self, event: Frame) -> None:
         """Answer the client's Close, at once or when the route has ended."""
         if self.handshake_complete and not self.close_sent and self.scope["state"].get(DELAYED_CLOSE) and not self.transport.is_closing():
             self.stop_keepalive()
-            self._delayed_close = b"".join(self.conn.data_to_send())
+            self._delayed_close = self._close_response + b"".join(self.conn.data_to_send())
             self._restart_close_timer()
             assert self.conn.close_rcvd is not None  # noqa: S101 - set by this event
             self.queue.put_nowait({"type": "websocket.disconnect", "code": self.conn.close_rcvd.code, "reason": self.conn.close_rcvd.reason})
             return
         self._disconnected.set()
+        if self._close_response and not self.close_sent and not self.transport.is_closing():
+            self.transport.write(self._close_response)
         super().handle_close(event)
 
     def shutdown(self) -> None:
@@ -152,6 +190,12 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
             return
         super().shutdown()
 
+    async def receive(self) -> Any:  # noqa: ANN401 - an ASGI message
+        """Return the next message of the client."""
+        message = await super().receive()
+        self._input.resume()
+        return message
+
     async def send(self, message: Any) -> None:  # noqa: ANN401 - an ASGI message
         """Send a message of the app, also after the client's Close if the response to the Close is delayed."""
         while not self.writable.is_set():  # a Close can arrive meanwhile
@@ -160,6 +204,7 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
             if message["type"] == "websocket.send" and self._disconnected.is_set():
                 raise ClientDisconnected
             await super().send(message)
+            self._input.resume()  # a Close of the app lets the client's Close be read
             return
         if self.disconnected:
             raise ClientDisconnected

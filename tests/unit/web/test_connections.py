@@ -56,6 +56,16 @@ def test_burst_of_an_address_is_refused_and_not_closed() -> None:
     assert table.closed == []
 
 
+def test_burst_of_many_addresses_closes_no_connection_with_a_key() -> None:
+    table = Table()
+    table.open("idle with a key", owner=KEY)
+    for number in range(7):
+        table.shares.open(f"192.0.2.{number}", lambda: table.closed.append("burst"))
+    with pytest.raises(UnavailableError, match="All 8 connections"):
+        table.shares.open("192.0.2.99", lambda: None)
+    assert table.closed == []
+
+
 def test_connections_with_a_key_do_not_count_for_their_address() -> None:
     table = Table()
     for name, owner in (("a", KEY), ("b", KEY), ("c", OTHER), ("d", OTHER)):

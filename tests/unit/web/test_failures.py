@@ -17,7 +17,7 @@ from starlette.types import Message
 from structlog.testing import capture_logs
 
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, SandboxEndedError
 from sandlot.model.specs import MIB
 from sandlot.web import errors
@@ -50,7 +50,7 @@ class Exchange:
         app.router.add_route("/x", respond)
         errors.install_error_handlers(app)
         limits = BodyLimits(upload_max_bytes=MIB, json_max_bytes=MIB)
-        self._app = RequestMiddleware(app, keys=KnownKeys(), body_limits=limits, buffers=BufferBudget(MIB), metrics=Metrics())
+        self._app = RequestMiddleware(app, keys=KnownKeys(), body_limits=limits, buffers=BufferShares(64 * MIB), metrics=Metrics())
         self._flood = asyncio.Event()
         self._is_flood = is_flood
         self.sent: list[Message] = []

@@ -23,7 +23,7 @@ from sandlot.model.records import WebhookRecord
 from sandlot.server.composition import RunningService
 from sandlot.server.settings import Settings
 from sandlot.testing.stores.webhooks import webhook
-from sandlot.web import connections, listener
+from sandlot.web import connections, listener, slices
 from tests.support.http import unix_client
 from tests.support.scripted_app import KnownKeys, serve_scripted
 from tests.support.scripted_node import ScriptedNode
@@ -381,6 +381,31 @@ async def test_fields_after_a_body_have_the_limit_of_the_head(served: RunningSer
             writer.write(head + rest)
             assert await status_of(reader) == 431
             writer.close()
+
+
+async def test_body_in_chunks_of_one_byte_does_not_block_other_clients(
+    served: RunningService, local: httpx.AsyncClient, scripted: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "TURN_S", 0.0)  # one slice in each turn of the loop
+    parts: list[int] = []
+    parse = listener.SandlotHttpProtocol._parse  # noqa: SLF001
+
+    def record(self: listener.SandlotHttpProtocol, data: bytes) -> None:
+        parse(self, data)
+        parts.append(self._parts)
+
+    monkeypatch.setattr(listener.SandlotHttpProtocol, "_parse", record)
+    refusal = NotFoundError("There is nothing.", code=ErrorCode.WEBHOOK_NOT_FOUND)
+    scripted.script("webhooks.create", refusal)
+    content = b'{"url": "https://example.com"}' + b" " * 100_000
+    reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
+    head = b"POST /v1/webhooks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head + b"".join(b"1\r\n%c\r\n" % each for each in content) + b"0\r\n\r\n")
+    assert await status_of(reader) == 404
+    writer.close()
+    assert sum(parts) == len(content)
+    assert max(parts) <= listener.SLICE_BYTES // 6 + 1
+    assert (await local.get("/healthz")).status_code == 200
 
 
 async def test_length_of_thousands_of_digits_is_read_or_refused(served: RunningService, local: httpx.AsyncClient, subtests: pytest.Subtests) -> None:

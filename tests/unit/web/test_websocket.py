@@ -21,7 +21,7 @@ from websockets.uri import parse_uri
 from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.guest import PortConnection, PortHandler
-from sandlot.web import listener, websocket
+from sandlot.web import listener, slices, websocket
 from tests.support.service import Bench, bench, client
 from tests.support.until import until
 
@@ -186,6 +186,57 @@ async def test_close_is_answered_after_what_the_route_still_sends(at: Bench) -> 
     _, reader, writer = await tunnel(at, respond_at_end)
     writer.write(CLOSE)
     assert await _to_its_end(reader) == b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big")
+    writer.close()
+
+
+async def count_bytes(connection: PortConnection) -> None:
+    count = 0
+    while data := await connection.read():
+        count += len(data)
+    await connection.write(str(count).encode())
+
+
+async def receive_all(connection: ClientConnection) -> None:
+    while True:
+        await connection.recv()
+
+
+@pytest.mark.usefixtures("http")
+async def test_close_that_arrives_with_a_ping_is_answered_after_the_data_of_the_route(at: Bench) -> None:
+    _, reader, writer = await tunnel(at, respond_at_end)
+    writer.write(b"\x89\x80" + bytes(4) + CLOSE)
+    assert await _to_its_end(reader) == b"\x8a\x00" + b"\x82\x0eafter your end" + b"\x88\x02" + (1000).to_bytes(2, "big")
+    writer.close()
+
+
+async def test_close_that_arrives_with_a_ping_is_answered(at: Bench, http: httpx.AsyncClient) -> None:
+    async with terminal(at, http) as (_, connection):
+        connection.transport.write(b"\x89\x80" + bytes(4) + CLOSE)
+        with pytest.raises(ConnectionClosed) as closed:
+            await receive_all(connection)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1000
+
+
+@pytest.mark.usefixtures("http")
+async def test_flood_of_small_frames_is_read_in_slices_and_whole(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "TURN_S", 0.0)  # one slice in each turn of the loop
+    read: list[int] = []
+    parse = websocket.SandlotWebSocketProtocol._parse  # noqa: SLF001
+
+    def record(self: websocket.SandlotWebSocketProtocol, data: bytes) -> None:
+        parse(self, data)
+        read.append(self._frames)
+
+    monkeypatch.setattr(websocket.SandlotWebSocketProtocol, "_parse", record)
+    _, reader, writer = await tunnel(at, count_bytes)
+    ping = b"\x89\x80" + bytes(4)
+    writer.write((b"\x82\x81" + bytes(4) + b"x" + ping) * 10_000 + CLOSE)
+    *response, close = [each for each in await frames(reader) if each.opcode is not Opcode.PONG]
+    assert b"".join(each.data for each in response) == b"10000"
+    assert (close.opcode, close.data) == (Opcode.CLOSE, (1000).to_bytes(2, "big"))
+    assert sum(read) == 20_002, "and the upgrade"
+    assert max(read) <= websocket.SLICE_BYTES // 6 + 1
     writer.close()
 
 

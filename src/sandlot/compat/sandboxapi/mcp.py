@@ -37,7 +37,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 from sandlot.model.programs import OneShotParams
 from sandlot.web.errors import validation_error
-from sandlot.web.json_body import JsonParser, parse_json
+from sandlot.web.json_body import JsonParser
 from sandlot.web.models import RequestModel, ResponseModel
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -93,7 +93,7 @@ async def respond(node: Node, principal: Principal, content: bytes, version: str
         InvalidRequestError: A large body is nested too deeply.
     """
     try:
-        message = await parser.parse(content, parse_json)
+        message = await parser.parse(content, lambda found: json.loads(found.decode()))
     except (ValueError, RecursionError):
         return _error(None, BAD_JSON, "The request's body is not JSON.", 400)
     if version is not None and version not in VERSIONS:
