@@ -51,8 +51,10 @@ async def test_creates_of_another_key_do_not_wait_behind_those_of_one_key(at: Be
     creating = [asyncio.create_task(at.sandboxes.create(first, BASE)) for _ in range(3 * at.service.settings.max_creates)]
     await until(lambda: len(at.driver.prepared) == at.service.settings.max_creates)
     other = asyncio.create_task(at.sandboxes.create(second, BASE))
-    await until(lambda: len(at.driver.prepared) == at.service.settings.max_creates + 1)
-    at.driver.faults.release("boot")
+    try:
+        await until(lambda: len(at.driver.prepared) == at.service.settings.max_creates + 1)
+    finally:
+        at.driver.faults.release("boot")
     await other
     await asyncio.gather(*creating)
 
