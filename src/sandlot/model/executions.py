@@ -122,6 +122,10 @@ class CellStarted:
     count: int
 
 
+KERNEL_DIED: Final = "KernelDied"
+"""Name of the error of a cell whose kernel ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """Event: a cell requests that all its displays and its output so far be removed.
@@ -249,6 +253,11 @@ class CodeResult:
     results_omitted: int
     error: CellError | None
     position: CodePosition = CodePosition()
+
+    @property
+    def has_lost_its_kernel(self) -> bool:
+        """True if the kernel ended with the cell, so that the variables of the context are lost."""
+        return self.error is not None and self.error.name == KERNEL_DIED
 
 
 @dataclass(frozen=True, slots=True)

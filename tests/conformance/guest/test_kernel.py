@@ -38,6 +38,8 @@ async def test_cell_that_ignores_its_timeout_is_killed_and_the_next_one_works(in
     assert result.status == "timeout"
     assert isinstance(told[-1], CellError)
     assert told[-1].name == "KernelDied"
+    assert "timeout of 0.5 s" in told[-1].value
+    assert "variables are lost" in told[-1].value
     assert await value(inside, "1 + 1") == "2"
     assert "sleep 1618" not in await inside.sh("ps -eo args"), "children of a kernel die with it"
 

@@ -132,10 +132,10 @@ def remaining_s(default_s: float, elapsed_s: float) -> float:
     return max(MIN_TIMEOUT_S, default_s - elapsed_s)
 
 
-def timeout_error(timeout_s: float) -> TimeoutExceededError:
+def timeout_error(timeout_s: float, *, has_lost_variables: bool = False) -> TimeoutExceededError:
     """Return the error of a command or of code that exceeded its timeout. The client acts on the word "timeout"."""
     return TimeoutExceededError(
-        f"command timeout: it was ended after {timeout_s:g} s.",
+        f"command timeout: it was ended after {timeout_s:g} s.{' The variables of its session are lost.' if has_lost_variables else ''}",
         code=ErrorCode.TIMEOUT,
         hint="Pass a larger timeout_seconds and as large a Client(timeout=...), or use exec_stream.",
     )
@@ -174,7 +174,7 @@ def code_response(result: CodeResult, timeout_s: float) -> CodeResponse:
     """
     status = result.outcome.status
     if result.outcome.timed_out:
-        raise timeout_error(timeout_s)
+        raise timeout_error(timeout_s, has_lost_variables=result.has_lost_its_kernel)
     error: str | None = None
     code = 0
     if result.error is not None:

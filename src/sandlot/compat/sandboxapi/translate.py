@@ -237,7 +237,9 @@ def _cell_outcome(result: CodeResult, timeout_s: float) -> tuple[str, int, str]:
             code = exit_code(result)
             return COMPLETED if code == 0 else RUNTIME_ERROR, code, ""
         case "timeout":
-            return TIMEOUT, TIMEOUT_EXIT_CODE, f"Sandlot interrupted this code after {timeout_s:g} s. The session keeps its variables."
+            is_kept = not result.has_lost_its_kernel
+            variables = "The session keeps its variables." if is_kept else "Its interpreter ended, so its variables are gone; files stay."
+            return TIMEOUT, TIMEOUT_EXIT_CODE, f"Sandlot interrupted this code after {timeout_s:g} s. {variables}"
         case "oom":
             return (
                 RUNTIME_ERROR,

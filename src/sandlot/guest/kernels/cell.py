@@ -433,7 +433,7 @@ def _display(data: dict[str, Any], update_of: str | None = None) -> dict[str, An
     return {"event": "display", "data": data, "main": False, "metadata": {}, "display_id": update_of, "update": update_of is not None}
 
 
-def kernel_death_message(status: str, language: str, *, began: bool, late: bool) -> str:
+def kernel_death_message(status: str, language: str, *, began: bool, late: bool, timeout_s: float | None = None) -> str:
     """Return the error message for a cell whose kernel has ended.
 
     Args:
@@ -442,7 +442,11 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool)
         began: True if the cell was sent to the kernel; False if the kernel ended during its start.
         late: If the cell was sent to the kernel, True means that the cell was interrupted before the kernel ended. Otherwise, True means that
             the kernel was killed because it did not start in time.
+        timeout_s: Timeout of the cell in seconds, if the timeout interrupted the cell; otherwise None.
     """
+    if timeout_s is not None and status in {"killed", "died"}:
+        end = "The kernel did not react to the interrupt and was killed" if status == "killed" else "The interrupt ended the kernel"
+        return f"The cell exceeded its timeout of {timeout_s:g} s. {end}, so its variables are lost."
     if status == "oom":
         return "The kernel was killed because the sandbox ran out of memory. Its variables are lost."
     if status == "killed":

@@ -405,7 +405,8 @@ class CodeContext(KernelEventHandler):
     def _fail_cell(self) -> None:
         if self.cell is not None and self.kernel is not None:
             reason, cause = self.kernel.end_reason, self.cell.interrupt_cause
-            self.cell.fail("KernelDied", kernel_death_message(reason, self.language, began=True, late=bool(cause)))
+            timeout_s = self.cell.timeout_s if cause == "timeout" else None
+            self.cell.fail("KernelDied", kernel_death_message(reason, self.language, began=True, late=bool(cause), timeout_s=timeout_s))
             if cause and reason in {"died", "killed"}:
                 reason = "timeout" if cause == "timeout" else "killed"
             self._close_cell(self.cell, reason)

@@ -158,6 +158,8 @@ def test_cell_result_is_translated() -> None:
     assert exec_protocol.code_response(cell("error", CellError("E", "v", ())), 5).error == "E: v"
     with pytest.raises(TimeoutExceededError, match="timeout"):
         exec_protocol.code_response(cell("timeout"), 5)
+    with pytest.raises(TimeoutExceededError, match=r"timeout.* 5 s.*variables.*lost"):
+        exec_protocol.code_response(cell("timeout", CellError("KernelDied", "", ())), 5)
     for status in ("oom", "died", "killed", "aborted"):
         dead = exec_protocol.code_response(cell(status), 5)
         assert dead.error

@@ -64,6 +64,13 @@ def test_cell_result_is_translated_like_a_program(status: str, error: CellError 
     assert translate._cell_outcome(done, 5)[:2] == (expected, code)  # noqa: SLF001
 
 
+@pytest.mark.parametrize("error, kept", [("KeyboardInterrupt", True), ("KernelDied", False)])
+def test_timeout_says_whether_the_variables_are_kept(error: str, *, kept: bool) -> None:
+    done = CodeResult(CodeStatus(new_process_id(), "timeout", 1, 0.1), OutputCapture(), OutputCapture(), (), 0, CellError(error, "", ()))
+    note = translate._cell_outcome(done, 5)[2]  # noqa: SLF001
+    assert ("keeps its variables" in note, "variables are gone" in note) == (kept, not kept)
+
+
 def test_session_expires_after_its_idle_timeout_or_at_its_deadline() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     info = sandbox_info(metadata={translate.LANGUAGE_KEY: "bash"}, idle_timeout_s=60.0, expires_at=None, as_of=at)

@@ -33,6 +33,13 @@ def test_message_names_the_cause_of_the_death(status: str, *, began: bool, late:
     assert expected in kernel_death_message(status, "javascript", began=began, late=late)
 
 
+@pytest.mark.parametrize("status, named", [("killed", True), ("died", True), ("oom", False)])
+def test_message_names_the_timeout_that_ended_the_kernel(status: str, *, named: bool) -> None:
+    message = kernel_death_message(status, "python", began=True, late=True, timeout_s=1.5)
+    assert ("timeout of 1.5 s" in message) is named
+    assert "variables are lost" in message
+
+
 def test_output_is_kept_for_30_seconds_after_its_reader_was_lost() -> None:
     loop, call = ManualLoop(), RecordingCall()
     cell = Cell(cast("Loop", loop), "c", ARGS)

@@ -289,7 +289,8 @@ def test_kernel_that_ignores_its_timeout_is_killed_and_the_cell_has_timed_out() 
     setting.kernel.handler.on_gone()
 
     assert status(cell) == "timeout"
-    assert "did not react to an interrupt" in errors(cell)[0]
+    assert "timeout of 5 s" in errors(cell)[0]
+    assert "variables are lost" in errors(cell)[0]
 
 
 def test_restart_aborts_queued_cells_and_the_next_cell_starts_a_kernel() -> None:
