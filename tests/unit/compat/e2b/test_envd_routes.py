@@ -151,7 +151,8 @@ async def test_disconnect_leaves_the_command_running(inside: Inside, sandbox: Sa
     assert await pids(inside) == [pid], "a stream's timeout is not the command's"
     for signal in ("SIGNAL_UNSPECIFIED", "SIGHUP", 1, 0):
         assert await inside.refused(f"{PROCESS}/SendSignal", {"process": {"tag": "t"}, "signal": signal}, "unimplemented", 501)
-    assert await inside.refused(f"{PROCESS}/SendSignal", {"process": {"tag": "u"}, "signal": 15}, "not_found", 404)
+    for nobody in ({"tag": "u"}, {"pid": 0}, {"pid": 4194305}, {"pid": 99_999_999}, {"pid": (1 << 32) - 1}):
+        assert await inside.refused(f"{PROCESS}/SendSignal", {"process": nobody, "signal": 9}, "not_found", 404)
     assert await inside.refused(f"{PROCESS}/SendSignal", {"process": {"tag": "t", "pid": pid}, "signal": 15}, "invalid_argument", 400)
     assert await inside.refused(f"{PROCESS}/SendSignal", {"process": {}, "signal": 15}, "invalid_argument", 400)
     assert await inside.ask(f"{PROCESS}/SendSignal", {"process": {"tag": "t"}, "signal": 15}) == {}

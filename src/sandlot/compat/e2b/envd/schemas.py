@@ -15,8 +15,8 @@ from pydantic.alias_generators import to_camel
 from sandlot.model.specs import MAX_TERMINAL_SIZE
 from sandlot.web.models import Metadata, QueryModel, RequestModel, Text, Texts
 
-MAX_PID = 4194304
-"""PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)."""
+MAX_PID = (1 << 32) - 1
+"""Largest value of the field's type, uint32. A pid that no process can have is not found, which the client's ``kill`` returns as False."""
 DEPTH_END = 1 << 32
 MAX_TAG_CHARS = 256
 
@@ -82,7 +82,7 @@ class StartMessage(Message):
 class Selector(Message):
     """Selector of a process: exactly one field."""
 
-    pid: int | None = Field(default=None, ge=1, le=MAX_PID)
+    pid: int | None = Field(default=None, ge=0, le=MAX_PID)
     tag: Text | None = Field(default=None, max_length=MAX_TAG_CHARS)
 
     @model_validator(mode="after")

@@ -397,7 +397,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
             text = self.InteractiveTB.stb2text(self.InteractiveTB.structured_traceback(kind, raised, tracebacks.strip(trace), tb_offset=0))
         except Exception:  # noqa: BLE001 - formatting a traceback may call code of the user
             return None
-        return str(text).splitlines()[-tracebacks.MAX_LINES :]
+        return tracebacks.split(str(text))
 
 
 def _is_python(code: str) -> bool:

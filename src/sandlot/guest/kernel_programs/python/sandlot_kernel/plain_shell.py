@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import io
 import linecache
 import sys
 import types
@@ -93,7 +94,7 @@ class PlainShell:
         if stored and code.strip():
             self.execution_count += 1
             self._inputs.append(code)
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        linecache.cache[name] = (len(code), None, list(io.StringIO(code, newline=None)), name)
         try:
             parts = self._compile(code, name)
         except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:

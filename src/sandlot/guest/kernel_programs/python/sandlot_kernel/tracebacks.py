@@ -56,7 +56,12 @@ def lines_of(kind: type[BaseException], raised: BaseException, trace: types.Trac
         lines = traceback.format_exception(kind, raised, strip(trace))
     except BaseException as broken:  # noqa: BLE001 - formatting calls __str__ of the exception, which may raise anything
         lines = [f"{name_of(kind)}: (cannot be printed: {name_of(type(broken))})\n"]
-    return "".join(lines)[-MAX_CHARS:].splitlines()[-MAX_LINES:]
+    return split("".join(lines)[-MAX_CHARS:])
+
+
+def split(text: str) -> list[str]:
+    """Return the last ``MAX_LINES`` lines of a text. Only a newline ends a line: messages and code may contain U+2028 and the like."""
+    return text.removesuffix("\n").split("\n")[-MAX_LINES:]
 
 
 def strip(trace: types.TracebackType | None) -> types.TracebackType | None:

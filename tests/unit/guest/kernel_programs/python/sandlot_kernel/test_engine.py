@@ -63,6 +63,21 @@ def test_buffered_output_of_a_replaced_stream_belongs_to_the_cell(kernel: Proces
     assert kernel.text("print('again')") == "again\n"
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_only_a_newline_ends_a_line_of_a_traceback(kernel: Process, character: str) -> None:
+    outcome = kernel.run(f"raise ValueError({f'a{character}b'!a})")
+    (error,) = [message for message in outcome if message["event"] == "error"]
+    assert error["value"] == f"a{character}b"
+    assert error["traceback"][-1] == f"ValueError: a{character}b"
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0c"])
+def test_traceback_has_the_line_of_the_code(plain: Process, character: str) -> None:
+    outcome = plain.run(f"x = 'a{character}b'\n\nraise ValueError('c{character}d')  # here")
+    (error,) = [message for message in outcome if message["event"] == "error"]
+    assert {f"    raise ValueError('c{character}d')  # here", f"ValueError: c{character}d"} <= set(error["traceback"])
+
+
 def test_debugger_fails_with_a_hint(kernel: Process) -> None:
     for code in ("import pdb; pdb.set_trace(); 1", "breakpoint()"):
         (error,) = [message for message in kernel.run(code) if message["event"] == "error"]
