@@ -166,10 +166,16 @@ class ConnectionShares:
 
     def change(self, connection: Connection, *, in_use: bool) -> None:
         """Record whether a connection is in use."""
-        if connection.in_use != in_use and connection in self._open:
-            self._release(connection)
-            connection.in_use = in_use
-            self._hold(connection)
+        if connection.in_use == in_use or connection not in self._open:
+            return
+        connection.in_use = in_use
+        if connection.is_anonymous:
+            self._closable[not in_use].pop(connection, None)
+            self._closable[in_use][connection] = None
+        elif in_use:
+            self._closable[2].pop(connection, None)
+        else:
+            self._closable[2][connection] = None
 
     def remove(self, connection: Connection) -> None:
         """Give the place of a connection back. Nothing happens for a connection that was removed before."""

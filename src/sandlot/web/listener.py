@@ -203,13 +203,15 @@ class SandlotHttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the target of the request, within the limit of the head."""
-        self._add_to_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > HEAD_MAX_BYTES:
+            self._stop_parser(_HEAD_TOO_LARGE)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field of the head, within the limits."""
-        self._add_to_head(len(name) + len(value) + 4)
-        if len(self.headers) >= HEAD_MAX_FIELDS:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEAD_MAX_BYTES or len(self.headers) >= HEAD_MAX_FIELDS:
             self._stop_parser(_HEAD_TOO_LARGE)
         super().on_header(name, value)
 
@@ -231,7 +233,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         """Stop the time of the head, limit the pipeline, and refuse an upgrade with a body."""
         self._stop_head_timer()
         self._loose_bytes = 0
-        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_chunked = b"transfer-encoding" in [name for name, _ in self.headers]
         if len(self.pipeline) >= PIPELINE_MAX:
             self._stop_parser(b"")
         if self.parser.should_upgrade() and _has_body(self.headers):
@@ -265,11 +267,6 @@ class SandlotHttpProtocol(HttpToolsProtocol):
                 self.timeout_keep_alive_task = self.loop.call_later(ANONYMOUS_KEEP_ALIVE_S, self.timeout_keep_alive_handler)
         if self._head_timer is not None or not self._in_head:
             self._start_head_timer()
-
-    def _add_to_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEAD_MAX_BYTES:
-            self._stop_parser(_HEAD_TOO_LARGE)
 
     def _stop_parser(self, refusal: bytes) -> Never:
         """Stop the parser, which calls :meth:`send_400_response`."""
