@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from sandlot.sdk.config import SOCKET
 from tests.support.filling import MIB, changed, filled, service_on_small_disk, write, write_while_full
+from tests.support.http import unix_client
 from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService
+from tests.support.saving import fill_up
+from tests.support.traces import settle
 
 FILES = 240
 LIMITS = {"memory": "256M", "disk": f"{FILES + 80}M"}
+
+
+async def refusal(service: LocalService, path: str, body: Mapping[str, object]) -> tuple[int, str]:
+    """Status and error code of a request that is not repeated."""
+    async with unix_client(service.data_dir / SOCKET) as http:
+        response = await http.post(path, json=body)
+    return response.status_code, response.json()["code"]
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +47,16 @@ def test_volume_can_be_written_on_a_full_disk_of_the_host(small: LocalService) -
         assert len(confirmed) == 100
         assert changed(sandbox, confirmed, "/data") == set()
     small.client.volumes.delete(volume.id)
+
+
+async def test_sparse_sandboxes_wait_for_room_on_the_hosts_disk() -> None:
+    with service_on_small_disk(1536 * MIB, {"SANDLOT_DISK_RATIO": "4", "SANDLOT_DISK_RESERVE_BYTES": "512M"}) as service:
+        sandbox, paused = [service.create(TEMPLATE, **LIMITS) for _ in range(2)]
+        paused.pause()
+        file = fill_up(service.data_dir, but_bytes=256 * MIB)
+        settle(lambda: sandbox.info().state, "paused")
+        assert await refusal(service, f"/v1/sandboxes/{sandbox.id}/resume", {}) == (503, "busy")
+        file.unlink()
+        settle(lambda: sandbox.info().state, "running")
+        assert paused.info().state == "paused"
+        assert len(write(sandbox, 4)) == 4

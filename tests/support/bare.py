@@ -111,6 +111,7 @@ class BareInstance:
     """One guest that runs."""
 
     hub = None
+    has_sparse_disk = False
 
     def __init__(self, ref: str, limits: Limits, folder: Path, process: asyncio.subprocess.Process, faults: Faults) -> None:
         self.ref = ref

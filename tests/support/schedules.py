@@ -943,7 +943,7 @@ def run_schedule(seed: int, folder: Path) -> Sequence[str]:
     schedule = Schedule(seed, folder)
     with pytest.MonkeyPatch.context() as patch, capture_logs(processors=[schedule.hear]):
         patch.setattr(mounts, "ask", mount_inside)
-        patch.setattr(composition, "VolumeFiles", lambda _folder: schedule.disks)
+        patch.setattr(composition, "VolumeFiles", lambda *_: schedule.disks)
         try:
             simulate(schedule.run, seed)
         except StuckError as error:

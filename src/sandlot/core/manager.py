@@ -27,6 +27,7 @@ from sandlot.core.access.idempotency import IdempotencyKey, request_digest
 from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.concurrency import KeyedLock, TaskSet
 from sandlot.core.lifecycle import recovery, start, suspend
+from sandlot.core.lifecycle.disk_guard import DiskGuard
 from sandlot.core.lifecycle.idle import IdleMonitor
 from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
@@ -85,6 +86,7 @@ class SandboxManager:
         for driver in self._lifecycle.drivers.values():
             self._tasks.spawn(recovery.sweep_hourly(self._registry.live(), driver, kept, self._lifecycle.clock))
         self._tasks.spawn(IdleMonitor(self._registry, self._lifecycle.clock).run())
+        self._tasks.spawn(DiskGuard(self._registry, self._lifecycle.reservations, self._lifecycle.clock, self._lifecycle.read_free_disk).run())
         return self._registry.count
 
     def refuse(self) -> None:

@@ -154,6 +154,7 @@ class Sandbox:
         mount_pins: Number of forks and snapshots in progress, during which no volume may be attached or detached.
         tasks: Background tasks of the sandbox. They are cancelled when the sandbox ends or the service stops.
         locals: State that features keep for the sandbox. Only :class:`SandboxLocal` uses this attribute.
+        waits_for_disk: True while the sandbox is paused until the host's disk has room again.
         is_removed: True once nothing of the sandbox is left on the host.
     """
 
@@ -189,6 +190,7 @@ class Sandbox:
         "spec",
         "state",
         "tasks",
+        "waits_for_disk",
     )
 
     def __init__(
@@ -238,6 +240,7 @@ class Sandbox:
         self.tasks = TaskSet("sandbox.internal_error", sandbox=self.id)
         self.inherited = state is not State.CREATING
         self.locals: dict[SandboxLocal[Any], Any] = {}
+        self.waits_for_disk = False
         self.is_removed = is_terminal(state)
 
     @property

@@ -104,6 +104,11 @@ class Host:
             sandbox_disk_bytes=sandbox_disk_bytes,
         )
 
+    def free_disk_bytes(self) -> int:
+        """Return the free bytes of the file system of the state directory. Blocks for less than a millisecond."""
+        disk = os.statvfs(self.data_dir)
+        return disk.f_bavail * disk.f_frsize
+
     def _read_disk(self) -> tuple[os.statvfs_result, int]:
         """Return the state of the file system and the bytes that sandboxes and volumes hold there.
 

@@ -114,7 +114,7 @@ class VolumeFiles:
                 if device is not None:
                     syscalls.mount(f"/dev/{device}", str(path), "ext4", _MOUNT_FLAGS, image_options(backing, _MOUNT_OPTIONS))
                     return path
-                if self.allocates and not is_allocated(backing):
+                if self.allocates and not is_allocated(os.fstat(backing)):
                     with suppress(OSError):  # the disk has no room now: the volume stays sparse until it is mounted again
                         allocate(backing)
                 mount_image(backing, str(path), _MOUNT_OPTIONS)

@@ -355,6 +355,11 @@ class Instance(Protocol):
         """
         ...
 
+    @property
+    def has_sparse_disk(self) -> bool:
+        """True if the sandbox's disk takes space on the host as it is written. False if all its space is allocated. Does not block."""
+        ...
+
     async def connect(self) -> ByteStream:
         """Return a new byte stream to the guest.
 

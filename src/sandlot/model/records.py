@@ -48,6 +48,7 @@ class SandboxRecord:
         created_at: Time of the create request.
         expires_at: Time at which the timeout of the sandbox expires; None: never.
         idle_timeout_s: Seconds without activity after which the sandbox ends; None: never.
+        waits_for_disk: True if the sandbox is paused until the host's disk has room again.
         ref: Driver's reference of the sandbox; None before the sandbox was started.
         exit_reason: Value of ``ExitReason``; None before the sandbox has ended.
         exit_detail: Details of the end, for people.
@@ -64,6 +65,7 @@ class SandboxRecord:
     created_at: datetime
     expires_at: datetime | None = None
     idle_timeout_s: float | None = None
+    waits_for_disk: bool = False
     ref: str | None = None
     exit_reason: str | None = None
     exit_detail: str = ""
@@ -357,8 +359,8 @@ EVENT_TYPES: Final[Mapping[str, EventType]] = {
     "sandbox.created": EventType("A sandbox started, also a fork.", ("template", "isolation", "name", "snapshot", "parent", "restored")),
     "sandbox.updated": EventType("A request changed a running sandbox.", ("changed",)),
     "sandbox.adopted": EventType("A service started and took over the sandbox of an earlier service."),
-    "sandbox.paused": EventType("A sandbox was paused, by a request or at its timeout."),
-    "sandbox.resumed": EventType("A paused sandbox runs again."),
+    "sandbox.paused": EventType("A sandbox was paused, by a request, at its timeout, or because the host's disk is full.", ("reason",)),
+    "sandbox.resumed": EventType("A paused sandbox runs again.", ("reason",)),
     "sandbox.hibernated": EventType("A sandbox was hibernated, by a request or at its timeout.", ("size_bytes",)),
     "sandbox.woken": EventType("A hibernated sandbox runs again."),
     "sandbox.forked": EventType("A sandbox was forked.", ("children",)),
@@ -384,7 +386,7 @@ EVENT_DATA: Final[Mapping[str, str]] = {
     "children": "Ids of the forks.",
     "ended": "Ids of the ended siblings and of their forks.",
     "reason": "In `sandbox.ended`: reason of the end, such as `killed` or `oom`; null if it is not known. In `snapshot.unusable`: problem of the "
-    "snapshot.",
+    "snapshot. In `sandbox.paused` and `sandbox.resumed`: `disk` if the sandbox was paused because the host's disk was full; missing otherwise.",
     "detail": "Details of the end, for people.",
     "state": "State of the ended sandbox.",
     "volume": "Id of the volume.",

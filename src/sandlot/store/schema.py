@@ -170,6 +170,7 @@ sandboxes = Table(
     Column("created_at", UtcMicrosecondsType, nullable=False),
     Column("expires_at", UtcMicrosecondsType),
     Column("idle_timeout_s", Double),
+    Column("waits_for_disk", Boolean(create_constraint=False), nullable=False),
     Column("ref", Utf8TextType),
     Column("exit_reason", Utf8TextType),
     Column("exit_detail", Utf8TextType, nullable=False),

@@ -108,6 +108,7 @@ async def recover(supervisor: SandboxSupervisor) -> None:
             sandbox.deadline.extend(sandbox.spec.timeout_s)
         if sandbox.state is not State.RUNNING:
             sandbox.become(State.RUNNING)
+        sandbox.waits_for_disk = False
         await dependencies.memory_images.remove(sandbox.id)  # any image is incomplete, or older than the running sandbox
         sandbox.tasks.spawn(_end_helpers(sandbox))
     sandbox.activity.touch()

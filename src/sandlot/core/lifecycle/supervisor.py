@@ -83,6 +83,7 @@ class LifecycleDependencies:
 
     Args:
         start_slots: Slots for starts and recoveries.
+        read_free_disk: Function that returns the free bytes of the host's disk, for :class:`~sandlot.core.lifecycle.disk_guard.DiskGuard`.
         on_timeout: Operation that runs when the deadline of a sandbox has passed.
         on_wake: Functions that are called with the sandbox when a suspended sandbox runs again.
     """
@@ -100,6 +101,7 @@ class LifecycleDependencies:
     clock: Clock
     policy: AdmissionPolicy
     start_slots: StartSlots
+    read_free_disk: Callable[[], int]
     on_timeout: Operation[None]
     on_wake: tuple[Callable[[Sandbox], None], ...] = ()
 

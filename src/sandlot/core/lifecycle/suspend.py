@@ -29,6 +29,7 @@ from sandlot.core.lifecycle import mounts
 from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake_guest
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s
 from sandlot.core.resources.drivers import driver_step
+from sandlot.core.resources.reservations import PRESSURE_RETRY_AFTER_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
@@ -50,8 +51,13 @@ EXPIRY_RETRY_S: Final = 60.0
 _log = structlog.get_logger("sandlot.core")
 
 
-async def pause(supervisor: SandboxSupervisor) -> None:
+async def pause(supervisor: SandboxSupervisor, *, waits_for_disk: bool = False) -> None:
     """Freeze a running sandbox. Does nothing if the sandbox is suspended already.
+
+    Args:
+        supervisor: Supervisor of the sandbox.
+        waits_for_disk: True: the sandbox is resumed when the host's disk has room again (``disk_guard``). False: a sandbox that is paused for this
+            reason stays paused from now on.
 
     Raises:
         UnsupportedError: The driver cannot pause sandboxes.
@@ -59,15 +65,21 @@ async def pause(supervisor: SandboxSupervisor) -> None:
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     if sandbox.state is not State.RUNNING:
+        if sandbox.waits_for_disk and not waits_for_disk:
+            sandbox.waits_for_disk = False
+            await dependencies.recorder.save_eventually(sandbox)
         return
     await _require(supervisor, DriverCapability.PAUSE, "be paused")
     instance = sandbox.require_instance()
     await _intend(supervisor, State.PAUSING)
+    sandbox.waits_for_disk = waits_for_disk
     try:
         with sandbox.deadline.restored_on_error():
             sandbox.deadline.extend(dependencies.policy.max_suspended_s)
-            await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
+            saving = dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED, **_reason(waits_for_disk=waits_for_disk))
+            await _both(_freeze(sandbox, instance), saving)
     except BaseException as error:
+        sandbox.waits_for_disk = False
         if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             await _go_on(supervisor, instance)
         raise
@@ -75,18 +87,29 @@ async def pause(supervisor: SandboxSupervisor) -> None:
     _log.info("sandbox.paused", sandbox=sandbox.id)
 
 
-async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME) -> None:
+async def resume(supervisor: SandboxSupervisor, timeout_s: float | None = SAME, *, disk_has_room: bool = False) -> None:
     """Thaw a paused sandbox, or wake a hibernated sandbox. A running sandbox only gets the new timeout.
 
     Args:
         supervisor: Supervisor of the sandbox.
         timeout_s: New timeout in seconds from now. None: no timeout. :data:`SAME`: the sandbox keeps its timeout.
+        disk_has_room: True: the host's disk has room again. Does nothing if the sandbox does not wait for this.
 
     Raises:
-        UnavailableError: The node has no room for the hibernated sandbox, which stays hibernated; code ``busy``.
+        UnavailableError: The node has no room for the hibernated sandbox, which stays hibernated, or the sandbox waits for room on the host's disk;
+            code ``busy``.
         HostError: The sandbox cannot be restored, or its new state cannot be recorded; the sandbox stays suspended.
     """
     sandbox = supervisor.sandbox
+    if disk_has_room and not sandbox.waits_for_disk:
+        return
+    if sandbox.waits_for_disk and not disk_has_room:
+        raise UnavailableError(
+            f"Sandbox {sandbox.id} is paused until the disk of the host has room again.",
+            code=ErrorCode.BUSY,
+            hint="Retry later, or ask the operator to free space in the data directory.",
+            fields={"sandbox": sandbox.id, "resource": "disk_bytes", "retry_after_s": PRESSURE_RETRY_AFTER_S},
+        )
     was = sandbox.spec
     if timeout_s is None or timeout_s != SAME:
         sandbox.spec = replace(was, timeout_s=timeout_s)
@@ -124,6 +147,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
             await _intend(supervisor, State.HIBERNATING)
             await dependencies.memory_images.remove(sandbox.id)  # from here on, an image that exists was written by this operation
             size_bytes = await _write_hibernation_image(supervisor, instance, was, headroom_bytes)
+        sandbox.waits_for_disk = False
         sandbox.deadline.extend(dependencies.policy.max_suspended_s)
         sandbox.become(State.HIBERNATED)
     # If this record cannot be saved, the next service finds the recorded intent and a complete image, and keeps the sandbox hibernated.
@@ -135,6 +159,7 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
 async def _write_hibernation_image(supervisor: SandboxSupervisor, instance: Instance, was: State, headroom_bytes: int) -> int:
     """Write the hibernation image, which ends the processes of the sandbox, and return its size in bytes. A failure leaves the sandbox in ``was``."""
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    waits_for_disk = sandbox.waits_for_disk
     try:
         if was is State.PAUSED:
             await driver_step("resume", instance.resume())
@@ -151,7 +176,7 @@ async def _write_hibernation_image(supervisor: SandboxSupervisor, instance: Inst
             await dependencies.memory_images.remove(sandbox.id)
             if was is State.PAUSED:
                 with contextlib.suppress(SandlotError):
-                    await pause(supervisor)
+                    await pause(supervisor, waits_for_disk=waits_for_disk)
             raise
         # The driver exceeded the timeout but completed the hibernation image. The sandbox exists only as this image, so it is hibernated.
         return await dependencies.memory_images.size_bytes(sandbox.id)
@@ -258,15 +283,18 @@ async def _pause_again(supervisor: SandboxSupervisor, instance: Instance) -> Non
 
 async def _thaw(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    instance = sandbox.require_instance()
+    instance, waits_for_disk = sandbox.require_instance(), sandbox.waits_for_disk
     await driver_step("resume", instance.resume())
     try:
         with sandbox.deadline.restored_on_error():
             link = await _linked(supervisor)
             supervisor.check_end()
             sandbox.deadline.extend(sandbox.spec.timeout_s)
-            await _both(_goes_on(sandbox, link), dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING))
+            sandbox.waits_for_disk = False
+            saving = dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING, **_reason(waits_for_disk=waits_for_disk))
+            await _both(_goes_on(sandbox, link), saving)
     except BaseException as error:
+        sandbox.waits_for_disk = waits_for_disk
         if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             with contextlib.suppress(SandlotError):
                 await _freeze(sandbox, instance)
@@ -404,6 +432,7 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
         sandbox.request_end(Exit(ExitReason.CRASHED, f"it could not be made to run again: {error.message}"))
         return True
     sandbox.become(State.RUNNING)
+    sandbox.waits_for_disk = False
     sandbox.activity.touch()
     _notify_wake(supervisor)
     await dependencies.recorder.save_eventually(sandbox, event)
@@ -413,6 +442,11 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
 def _notify_wake(supervisor: SandboxSupervisor) -> None:
     for listener in supervisor.dependencies.on_wake:
         listener(supervisor.sandbox)
+
+
+def _reason(*, waits_for_disk: bool) -> dict[str, str]:
+    """Return the data of the event of a pause or resume."""
+    return {"reason": "disk"} if waits_for_disk else {}
 
 
 def _link(sandbox: Sandbox) -> Link:

@@ -231,6 +231,7 @@ def to_record(sandbox: Sandbox, node: NodeId) -> SandboxRecord:
         created_at=sandbox.created_at,
         expires_at=sandbox.deadline.expires_at,
         idle_timeout_s=sandbox.idle_timeout_s,
+        waits_for_disk=sandbox.waits_for_disk,
         ref=sandbox.ref,
         exit_reason=None if exit_ is None else str(exit_.reason),
         exit_detail="" if exit_ is None else exit_.detail,
@@ -254,6 +255,7 @@ def from_record(record: SandboxRecord, buffers: BufferBudget, clock: Clock) -> S
     )
     sandbox.ready.set_result(None)  # its client got the response from an earlier service
     sandbox.ref = record.ref
+    sandbox.waits_for_disk = record.waits_for_disk
     if record.idempotency_key is not None and record.request_digest is not None:
         sandbox.idempotency_key = IdempotencyKey(record.idempotency_key, record.request_digest)
     sandbox.deadline.set(record.expires_at)

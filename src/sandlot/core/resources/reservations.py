@@ -121,7 +121,7 @@ def allocatable(reading: HostReading, overcommit: OvercommitConfig) -> Resources
     kept = host_reserve(reading, overcommit)
     return Resources(
         memory_bytes=_scaled(reading.total.memory_bytes - kept.memory_bytes - overcommit.suspend_reserve_bytes, overcommit.memory_ratio),
-        # Sandbox disks are sparse files: space that sandboxes have written is not free on the host, but reservations cover it.
+        # Space that the disks of sandboxes hold is not free on the host, but reservations cover it.
         disk_bytes=_scaled(reading.free.disk_bytes + reading.sandbox_disk_bytes - kept.disk_bytes, overcommit.disk_ratio),
         pids=_scaled(reading.total.pids - kept.pids, overcommit.pids_ratio),
     )
@@ -411,6 +411,12 @@ class Reservations:
             reclaim: Function that frees a number of bytes and returns the number of freed bytes, or frees nothing and returns 0.
         """
         self._reclaim = reclaim
+
+    async def disk_reserve_bytes(self) -> int:
+        """Return the disk space that is kept for the host and the service."""
+        if self._overcommit.disk_reserve_bytes is not None:
+            return self._overcommit.disk_reserve_bytes
+        return host_reserve(await self.read_host(), self._overcommit).disk_bytes
 
     async def read_host(self) -> HostReading:
         """Return a reading of the host that is at most ``READING_MAX_AGE_S`` old. Concurrent callers share one reading.

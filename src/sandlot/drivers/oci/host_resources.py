@@ -33,6 +33,7 @@ from sandlot.host.cgroups import Cgroup
 from sandlot.host.id_ranges import IdRanges
 from sandlot.host.launcher import Stage
 from sandlot.host.link_pipes import make_pipes
+from sandlot.host.stage.operations import is_allocated
 from sandlot.host.volume_disks import attach, detach
 from sandlot.model.errors import HostError, InternalError
 from sandlot.model.ports import Attachment
@@ -168,6 +169,12 @@ class SandboxHostResources:
             self.folder.disk.mkdir(mode=0o700)
         else:
             disk_images.stamp(disk, self.folder.disk_image, allocated=allocated)
+
+    def has_allocated_disk(self) -> bool:
+        """Return whether the disk is an image that is allocated in full."""
+        with contextlib.suppress(OSError):
+            return is_allocated(self.folder.disk_image.stat())
+        return False
 
     def change_limits(self, limits: Limits) -> None:
         """Record new limits and set them in the control group. If the kernel refuses the limits, the old limits are recorded again.

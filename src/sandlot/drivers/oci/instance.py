@@ -60,7 +60,20 @@ class OciInstance:
         find_program: Function that returns the program of the runtime. It may block, and may raise HostError.
     """
 
-    __slots__ = ("_changing", "_end", "_find_program", "_record", "_resources", "_runtime", "_saved", "_started", "_stream", "_taken", "ref")
+    __slots__ = (
+        "_changing",
+        "_end",
+        "_find_program",
+        "_has_sparse_disk",
+        "_record",
+        "_resources",
+        "_runtime",
+        "_saved",
+        "_started",
+        "_stream",
+        "_taken",
+        "ref",
+    )
 
     def __init__(
         self, resources: SandboxHostResources, record: Record, started: Started, runtime: Runtime, find_program: Callable[[], Program]
@@ -71,6 +84,7 @@ class OciInstance:
         self._started = started
         self._runtime = runtime
         self._find_program = find_program
+        self._has_sparse_disk = not resources.has_allocated_disk()
         self._saved = False
         self._taken: _Taken | None = None
         self._stream: PipeStream | None = None
@@ -86,6 +100,11 @@ class OciInstance:
     def hub(self) -> str | None:
         """Directory inside the sandbox from which the guest binds volumes to their paths. None: the runtime itself mounts volumes at their paths."""
         return self._runtime.hub
+
+    @property
+    def has_sparse_disk(self) -> bool:
+        """True if the disk is a sparse image, or a file of the runtime in a folder."""
+        return self._has_sparse_disk
 
     async def connect(self) -> ByteStream:
         """Return a new byte stream to the guest.

@@ -168,7 +168,7 @@ def _loops(folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=folder) as backing:
             backing.truncate(MIB)
             disk_images.allocate(backing.fileno())
-            allocated = operations.is_allocated(backing.fileno()) and mount_of(folder, _mountinfo()).kind not in COPY_ON_WRITE
+            allocated = operations.is_allocated(os.fstat(backing.fileno())) and mount_of(folder, _mountinfo()).kind not in COPY_ON_WRITE
             number, device = operations.attach_loop(backing.fileno())
             try:
                 status = bytearray(_STATUS_BYTES)

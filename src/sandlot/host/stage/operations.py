@@ -255,12 +255,11 @@ def image_options(backing: int, options: str) -> str:
 
     With ``discard``, deleting a file in the file system also frees its space on the host. An allocated image must keep this space.
     """
-    return options if is_allocated(backing) else f"discard,{options}"
+    return options if is_allocated(os.fstat(backing)) else f"discard,{options}"
 
 
-def is_allocated(backing: int) -> bool:
-    """Return whether an image file has disk space for all its blocks, so that writing to the file needs no more space."""
-    status = os.fstat(backing)
+def is_allocated(status: os.stat_result) -> bool:
+    """Return whether a file has disk space for all its blocks, so that writing to the file needs no more space."""
     return status.st_blocks * STAT_BLOCK_BYTES >= status.st_size
 
 

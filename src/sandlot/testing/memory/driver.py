@@ -108,6 +108,7 @@ class MemoryInstance:
         self.volumes = {volume.slot: volume for volume in volumes}
         self.usage_now = Usage(cpu_s=0.5, memory_bytes=1, memory_peak_bytes=2, pids=3, disk_bytes=4)
         self.granted: list[int] = []
+        self.has_sparse_disk = driver.has_sparse_disks
         self._headroom_bytes = 0
         self._withdrawal: asyncio.Task[None] | None = None
         self._withdrawn = asyncio.Event()
@@ -372,6 +373,7 @@ class MemoryDriver:
         prepared: All sandboxes that were prepared, the oldest first.
         kept_in_sweeps: Argument ``keep`` of each call of :meth:`sweep`.
         headroom: Headroom that every snapshot and restore requires. None by default.
+        has_sparse_disks: Value of ``has_sparse_disk`` of sandboxes that start from now on.
     """
 
     def __init__(
@@ -387,6 +389,7 @@ class MemoryDriver:
         self.kept_in_sweeps: list[frozenset[str]] = []
         self.version = "memory-1"
         self.headroom = HeadroomRange()
+        self.has_sparse_disks = False
         self._held: dict[str, MemoryPreparedSandbox | MemoryInstance] = {}
         self._in_use: set[str] = set()
         self._images: dict[str, dict[str, Any]] = {}

@@ -63,6 +63,7 @@ class RowsSuite:
             created_at=moment(0.000001),
             expires_at=moment(1e9),
             idle_timeout_s=0.3,
+            waits_for_disk=True,
             ref=HOSTILE_TEXT,
             exit_reason="crashed",
             exit_detail=HOSTILE_TEXT,

@@ -29,7 +29,7 @@ NO_SNAPSHOTS = set(DriverCapability) - {DriverCapability.SNAPSHOT}
 def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
     """The file systems of the node's volumes."""
     disks = Disks()
-    monkeypatch.setattr("sandlot.server.composition.VolumeFiles", lambda _folder: disks)
+    monkeypatch.setattr("sandlot.server.composition.VolumeFiles", lambda *_: disks)
     return disks
 
 

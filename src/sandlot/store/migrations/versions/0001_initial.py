@@ -22,6 +22,7 @@ def upgrade(op: Operations) -> None:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.BigInteger),
         sa.Column("idle_timeout_s", sa.Double),
+        sa.Column("waits_for_disk", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("ref", sa.LargeBinary),
         sa.Column("exit_reason", sa.LargeBinary),
         sa.Column("exit_detail", sa.LargeBinary, nullable=False),
