@@ -166,7 +166,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
     def _slice_bytes(self) -> int:
         if not self._in_head and not self._is_chunked:
             return MAX_READ_BYTES  # a body of known length is one part, however large
-        return SMALL_SLICE_BYTES if self._parts > MANY_PARTS else SLICE_BYTES
+        return SMALL_SLICE_BYTES if self._in_head or self._parts > MANY_PARTS else SLICE_BYTES
 
     def _parse(self, data: bytes) -> None:
         """Parse data, and refuse a head that is too large."""
