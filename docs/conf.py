@@ -16,5 +16,6 @@ exclude_patterns = [".venv", "**/node_modules"]
 html_theme = "furo"
 html_title = f"Sandlot {release}"
 html_show_sourcelink = False
+html_search_scorer = "docs/search_scorer.js"  # guides first: most searches come from users
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # GitHub draws mermaid diagrams; here they stay text, because a script would be loaded for them
