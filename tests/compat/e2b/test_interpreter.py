@@ -79,6 +79,17 @@ def test_code_output_is_streamed(sandbox: Sandbox) -> None:
     assert "1/0" in done.error.traceback
 
 
+def test_lines_and_characters_are_whole(sandbox: Sandbox) -> None:
+    lines = r"print('a\u2028b\x85c\u2029d')"
+    assert "".join(sandbox.run_code(lines).logs.stdout) == "a\u2028b\x85c\u2029d\n"
+    error = sandbox.run_code(r"raise ValueError('a\u2028b')").error
+    assert error is not None
+    assert error.value == "a\u2028b"
+    assert sandbox.run_code(r"display({'text/plain': 'a\u2028b'}, raw=True)").results[0].text == "a\u2028b"
+    cut = "import os, time\nos.write(1, b'\\xe2')\ntime.sleep(0.1)\nos.write(1, b'\\x98\\x95')"
+    assert "".join(sandbox.run_code(cut).logs.stdout) == "☕"
+
+
 SHOWS = f"""
 import base64
 from IPython.display import display

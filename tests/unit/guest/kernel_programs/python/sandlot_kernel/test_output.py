@@ -71,6 +71,22 @@ def test_output_of_a_thread_belongs_to_the_cell_that_started_it(kernel: Process)
     assert told_of[first].startswith("late\n")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def raises(): 1 / 0",
+        "def raises():\n    time.sleep(0.02)\n    1 / 0",
+        "def raises():\n    print('y' * 100_000)\n    1 / 0",
+        "def raises():\n    os.write(1, b'y')\n    subprocess.run(['true'])\n    1 / 0",
+    ],
+)
+def test_cell_that_ends_with_a_join_has_the_tracebacks_of_its_threads(kernel: Process, function: str) -> None:
+    code = "threads = [threading.Thread(target=raises, daemon=bool(n % 2)) for n in range(4)]\nfor thread in threads: thread.start()\n"
+    outcome = kernel.run(f"{function}\n{code}threads[3].join()\nthreads[2].join()\nthreads[1].join()\nthreads[0].join()")
+    assert text_of(outcome, 2).count("ZeroDivisionError: division by zero\n") == 4
+    assert text_of(outcome, 2).count(", in raises\n") == 4
+
+
 def test_output_of_a_task_belongs_to_the_cell_that_created_it(kernel: Process) -> None:
     first = kernel.begin("async def late():\n    await asyncio.sleep(0.05)\n    print('late')\ntask = asyncio.create_task(late())")
     kernel.until(first)
