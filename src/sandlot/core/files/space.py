@@ -3,6 +3,8 @@
 Invariants:
 - Files that are being stored count in the quotas ``stored_files`` and ``stored_file_bytes`` before their first byte is written, so that uploads at
   the same time cannot exceed a quota together. A file counts twice for a moment when its record has been committed; this never exceeds a quota.
+- The store is read only if the quota could be exceeded. What was in use at the last read and all that was granted since is the most that can be in
+  use.
 - No byte is written without a reservation in the ledger of the node (:mod:`sandlot.core.resources.reservations`). A file of unknown size is reserved
   in steps of ``STEP_BYTES``, each before it is written.
 """
@@ -14,34 +16,65 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandlot.core.access.quotas import check_stored
+from sandlot.core.ports import Clock
 from sandlot.core.resources.reservations import Purpose, Reservation, Reservations
 from sandlot.model.access import OwnerId, Quota
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.ports import Resources
-from sandlot.model.repositories import FileRepository
+from sandlot.model.repositories import FileRepository, Stored
 from sandlot.model.specs import KIB, MIB
 
 STEP_BYTES: Final = 8 * MIB
 """Bytes by which the reservation of a file grows. The parts that are still being written take 3 MiB at most (``store/blobs.py``)."""
+READ_INTERVAL_S: Final = 10.0
+"""Seconds for which a read of the store is used. Files of other nodes that share the database are seen with this delay."""
 FORM_BYTES: Final = 64 * KIB
 """Bytes by which the announced size of a form may exceed the size of the file in it. They count in a quota only if the file really has them."""
 
 
+_NONE: Final = Stored(0, 0)
+
+
 @dataclass(slots=True)
-class _Pending:
-    """Files of an owner that are being stored, and the bytes that are granted to them."""
+class _Use:
+    """Use of an owner's quota on this node.
+
+    Args:
+        files: Number of files that are being stored.
+        bytes: Bytes that are granted to these files.
+        granted: All that was ever granted. Only grows.
+        seen: Use of the quota when the store was last read, with the files that were being stored; None: the store was not read yet.
+        seen_granted: Value of ``granted`` at this time.
+        seen_monotonic_s: Time of the read.
+    """
 
     files: int = 0
     bytes: int = 0
+    granted: Stored = _NONE
+    seen: Stored | None = None
+    seen_granted: Stored = _NONE
+    seen_monotonic_s: float = 0.0
+
+    def grant(self, more: Stored) -> None:
+        """Count a new file, or more bytes of a file."""
+        self.granted = Stored(self.granted.rows + more.rows, self.granted.bytes + more.bytes)
+
+    def most(self, now_monotonic_s: float) -> Stored | None:
+        """Return the most that can be in use now, without a read of the store. None: the last read is too old."""
+        if self.seen is None or now_monotonic_s - self.seen_monotonic_s > READ_INTERVAL_S:
+            return None
+        since = Stored(self.granted.rows - self.seen_granted.rows, self.granted.bytes - self.seen_granted.bytes)
+        return Stored(self.seen.rows + since.rows, self.seen.bytes + since.bytes)
 
 
 class FileSpaces:
     """Spaces of all files that are being stored on this node."""
 
-    def __init__(self, records: FileRepository, reservations: Reservations) -> None:
+    def __init__(self, records: FileRepository, reservations: Reservations, clock: Clock) -> None:
         self.records = records
         self.reservations = reservations
-        self.pending: defaultdict[OwnerId, _Pending] = defaultdict(_Pending)
+        self.clock = clock
+        self.uses: defaultdict[OwnerId, _Use] = defaultdict(_Use)
 
     def open(self, owner: OwnerId, quota: Quota) -> FileSpace:
         """Return the space of one file, for which nothing is reserved yet. The caller releases the space."""
@@ -67,7 +100,7 @@ class FileSpace:
         self._reservation: Reservation | None = None
         self._is_open = True
         self.granted_bytes = 0
-        spaces.pending[owner].files += 1
+        spaces.uses[owner].files += 1
 
     async def begin(self, announced_bytes: int | None) -> None:
         """Reserve the quota and the disk space of the file before its first byte is written.
@@ -106,29 +139,29 @@ class FileSpace:
         if not self._is_open:
             return
         self._is_open = False
-        pending = self._spaces.pending[self._owner]
-        pending.files -= 1
-        pending.bytes -= self.granted_bytes
-        if not pending.files:
-            del self._spaces.pending[self._owner]
+        use = self._spaces.uses[self._owner]
+        use.files -= 1
+        use.bytes -= self.granted_bytes
         if self._reservation is not None:
             self._reservation.settle(written_bytes)
             self._reservation.release()
 
     async def _grow(self, wanted_bytes: int, needed_bytes: int, *, is_new: bool) -> None:
         """Grant as many of the wanted bytes as the quota allows, at least the needed ones."""
-        pending = self._spaces.pending[self._owner]
-        other_files, other_bytes = pending.files - 1, pending.bytes
+        use, quota, now_monotonic_s = self._spaces.uses[self._owner], self._quota, self._spaces.clock.monotonic_s()
+        others, granted_before, most = Stored(use.files - int(is_new), use.bytes), use.granted, use.most(now_monotonic_s)
         # Counted before the store is read: another upload that begins meanwhile counts these bytes.
-        pending.bytes += wanted_bytes
+        use.bytes += wanted_bytes
+        use.grant(Stored(int(is_new), wanted_bytes))
         self.granted_bytes += wanted_bytes
-        if self._quota.stored_files is not None or self._quota.stored_file_bytes is not None:
+        if not _fits(quota, most, wanted_bytes):
             files, size_bytes = await self._spaces.records.totals(self._owner)
-            used_bytes = size_bytes + other_bytes
-            check_stored(self._quota, "stored_file", files + other_files if is_new else 0, used_bytes, needed_bytes)
-            if self._quota.stored_file_bytes is not None:
-                surplus_bytes = max(0, used_bytes + wanted_bytes - self._quota.stored_file_bytes)
-                pending.bytes -= surplus_bytes
+            used = Stored(files + others.rows, size_bytes + others.bytes)
+            use.seen, use.seen_granted, use.seen_monotonic_s = used, granted_before, now_monotonic_s
+            check_stored(quota, "stored_file", used.rows if is_new else 0, used.bytes, needed_bytes)
+            if quota.stored_file_bytes is not None:
+                surplus_bytes = max(0, used.bytes + wanted_bytes - quota.stored_file_bytes)
+                use.bytes -= surplus_bytes
                 self.granted_bytes -= surplus_bytes
                 wanted_bytes -= surplus_bytes
         await self._reserve_disk(max(1, wanted_bytes))
@@ -148,3 +181,13 @@ class FileSpace:
                 hint="Delete files or sandboxes that are no longer needed, or retry later.",
                 fields={name: error.fields[name] for name in ("needed", "free") if name in error.fields},
             ) from error
+
+
+def _fits(quota: Quota, most: Stored | None, wanted_bytes: int) -> bool:
+    """Return whether a quota certainly has room for one more file of a size. ``most`` is the most that can be in use; None: unknown."""
+    if quota.stored_files is None and quota.stored_file_bytes is None:
+        return True
+    if most is None:
+        return False
+    has_files = quota.stored_files is None or most.rows < quota.stored_files
+    return has_files and (quota.stored_file_bytes is None or most.bytes + wanted_bytes <= quota.stored_file_bytes)

@@ -61,7 +61,7 @@ class FileStore:
         *,
         max_bytes: int,
     ) -> None:
-        self._spaces = FileSpaces(records, reservations)
+        self._spaces = FileSpaces(records, reservations, clock)
         self._records = records
         self._blobs = blobs
         self._registry = registry

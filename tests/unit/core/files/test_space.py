@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sandlot.core.files.space import FORM_BYTES, STEP_BYTES
+from sandlot.core.files.space import FORM_BYTES, READ_INTERVAL_S, STEP_BYTES
 from sandlot.core.files.store import FileStore
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
@@ -171,8 +171,12 @@ async def test_failed_upload_gives_everything_back(place: Place, fault: str) -> 
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
-async def test_concurrent_uploads_cannot_exceed_a_quota_together(place: Place, is_announced: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("first", [0, 1])
+async def test_concurrent_uploads_cannot_exceed_a_quota_together(place: Place, is_announced: bool, first: int) -> None:  # noqa: FBT001
+    """With an upload before, the service knows what is in use and does not read it from the store for each of the others."""
     by = with_quota(stored_files=5, stored_file_bytes=20 * MIB)
+    for _ in range(first):
+        await place.upload(3 * MIB, by, is_announced=is_announced)
     results = await asyncio.gather(*(place.upload(3 * MIB, by, is_announced=is_announced) for _ in range(9)), return_exceptions=True)
     assert {type(result) for result in results} == {type(None), LimitError}
     assert {result.code for result in results if isinstance(result, LimitError)} == {ErrorCode.QUOTA_EXCEEDED}
@@ -200,6 +204,20 @@ async def test_upload_beyond_the_total_size_is_refused_before_its_first_byte(pla
     assert (await refused(place.files.upload(by, unread(), filename="x"))).fields["quota"] == "stored_file_bytes"
     await place.files.delete(by, next(iter(place.database.files)))
     await place.upload(2 * MIB, by)
+
+
+async def test_store_is_read_only_if_the_quota_could_be_exceeded(place: Place) -> None:
+    by = with_quota(stored_files=100, stored_file_bytes=50 * MIB)
+    for _ in range(10):
+        await place.upload(MIB, by)
+    assert place.database.faults.operations["files.totals"] == 1
+    place.clock.advance(READ_INTERVAL_S + 1)
+    await place.upload(MIB, by)
+    assert place.database.faults.operations["files.totals"] == 2
+    for id_ in list(place.database.files):
+        await place.files.delete(by, id_)
+    await place.upload(40 * MIB, by)
+    assert place.database.faults.operations["files.totals"] == 3
 
 
 async def test_only_the_file_in_a_form_counts_in_the_quota(place: Place) -> None:
