@@ -6,8 +6,8 @@ Each attack has its own table. In each round, the calls of the victim are timed 
 percentiles of all rounds, and their ratios. ``idle`` is no attack: its ratios are the noise of the machine. ``processors`` keeps the attacker's
 sandboxes busy and sends no requests: its ratios are the share of the processors that the limits of these sandboxes allow.
 
-The attacker runs in a process of its own with the lowest priority (nice 19), because a real one has a machine of its own. The last line of each
-table has the processor time that the attacker's process, its sandboxes and the service used during the attack, in percent of one core.
+The attacker is a process of its own on the same machine. The last line of each table has the processor time that the attacker's process, its
+sandboxes and the service used during the attack, in percent of one core.
 """
 
 from __future__ import annotations
@@ -205,7 +205,6 @@ ATTACKS: dict[str, Attack] = {
 
 async def attack(name: str, port: int, key: str, sandboxes: Sequence[str]) -> None:
     """Attack between two lines of standard input, again and again."""
-    os.nice(19)
     loop = asyncio.get_running_loop()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     while await loop.run_in_executor(None, sys.stdin.readline):
@@ -271,8 +270,11 @@ def process_s(pid: int) -> float:
 
 def sandbox_s(id_: str) -> float:
     """Return the processor time of a sandbox."""
-    for stat in Path("/sys/fs/cgroup").glob(f"sandlot/*/*{id_.rpartition('-')[2]}*/cpu.stat"):
-        return int(stat.read_text().split()[1]) / 1e6
+    groups, group = Path("/sys/fs/cgroup"), f"sandlot/*/*{id_.rpartition('-')[2]}"
+    for usage in groups.glob(f"{group}/cpu.stat"):
+        return int(usage.read_text().split()[1]) / 1e6
+    for usage in groups.glob(f"cpuacct/{group}/cpuacct.usage"):  # version 1
+        return int(usage.read_text()) / 1e9
     return 0.0
 
 
