@@ -37,7 +37,7 @@ from sandlot.sdk import AsyncClient
 
 SANDBOXES = 4
 """Sandboxes of the attacker."""
-LIMITS = {"cpus": 0.25, "memory_bytes": 256 << 20}
+LIMITS = {"cpus": 0.25, "memory_bytes": 256 << 20, "disk_bytes": 1 << 30}
 """Limits of each of them."""
 CONNECTIONS = 600
 CREATES = 200
@@ -292,7 +292,7 @@ async def measure(name: str, service: int, port: int, keys: tuple[str, str], arg
         return made[-1][1]
 
     try:
-        victim = Victim(clients[1], await create(clients[1]))
+        victim = Victim(clients[1], await create(clients[1], limits={"disk_bytes": 1 << 30}))
         sandboxes = [await create(clients[0], limits=LIMITS) for _ in range(SANDBOXES)]
         await victim.call(Arm(), 1)
         argv = (sys.executable, __file__, "--attack", name, "--port", str(port), "--key", keys[0], *sandboxes)

@@ -44,6 +44,9 @@ EXIT_LOCKED = 3
 KEEP_ALIVE_S = 75
 """Seconds for which idle connections stay open. Most clients close theirs earlier, so that no request meets a closing connection."""
 
+ACCEPTS_PER_TURN = 4
+"""Connections that are accepted in one turn of the event loop: a burst of connections does not hold up requests."""
+
 GRACEFUL_S = 10
 """Seconds for responses in progress when the service ends."""
 
@@ -146,6 +149,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,  # `web/connections.py` reads them, for connections of trusted proxies only
             timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=ACCEPTS_PER_TURN,  # asyncio accepts so many connections at once
             timeout_graceful_shutdown=GRACEFUL_S,
         )
         super().__init__(config)
@@ -172,6 +176,12 @@ class Server(uvicorn.Server):
             watcher.cancel()
             for number in numbers:
                 loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start to serve on listening sockets."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Close the sandbox manager and the connections at the same time, so that no response waits for a sandbox."""

@@ -56,7 +56,8 @@ SMALL_SLICE_BYTES = 8 * 1024
 MANY_PARTS = 64
 PIPELINE_MAX = 64
 """Pipelined requests that wait for an earlier response. Few clients pipeline, and each request takes some KiB."""
-BACKLOG = 512
+BACKLOG = 2048
+"""Connections that wait to be accepted; the kernel has a limit of its own (net.core.somaxconn)."""
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """Seconds without data until the first probe, seconds between probes, and unanswered probes until the connection is closed."""
 HUNG_UP = "hung_up"

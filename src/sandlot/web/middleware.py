@@ -38,6 +38,7 @@ from sandlot.web.errors import BodyRefusedError, ResponseInterruptedError
 from sandlot.web.json_body import INLINE_MAX_BYTES
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.request_id import choose_request_id
+from sandlot.web.request_turns import RequestTurns
 
 UNCOUNTED_BYTES = 64 * KIB
 """Part of every body and response that is not taken from the budget: the number of connections limits these bytes."""
@@ -94,6 +95,7 @@ class RequestMiddleware:
         self._error_formats = error_formats
         self._signatures = signatures
         self._node = node
+        self._turns = RequestTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request or serve a WebSocket."""
@@ -122,6 +124,7 @@ class RequestMiddleware:
             exchange.has_key = principal is not None
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
             exchange.hold_for(principal)
+            await self._turns.take(None if principal is None else principal.owner)
             exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
                 await self._app(scope, exchange.receive, exchange.send)

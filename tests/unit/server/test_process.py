@@ -1,17 +1,22 @@
-"""How many clients a service takes."""
+"""How many clients a service takes, and how many at once."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import resource
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
-from sandlot.server.process import Server, allowed_connections
+from sandlot.server.process import ACCEPTS_PER_TURN, Server, allowed_connections
 from sandlot.server.settings import MAX_CONNECTIONS, Settings
+from sandlot.web import listener
 from tests.support.service import Bench
+from tests.support.until import until
 
 DESCRIPTORS = 1024
 
@@ -38,3 +43,19 @@ async def test_an_operator_who_gets_fewer_connections_than_asked_for_is_told(at:
     with capture_logs() as told:
         Server(replace(at.service, settings=replace(at.service.settings, max_connections=1000)))
     assert [(each["event"], each["configured"], each["allowed"]) for each in told] == [("connections_limited", 1000, 256)]
+
+
+async def test_burst_of_connections_is_accepted_in_parts(at: Bench) -> None:
+    server, tcp = Server(at.service), listener.tcp_socket("127.0.0.1", 0)
+    serving = asyncio.create_task(server.until_stopped([tcp], signals=False))
+    await until(lambda: server.started)
+    peers = [socket.create_connection(tcp.getsockname()) for _ in range(8 * ACCEPTS_PER_TURN)]  # the kernel has them all before the loop runs
+    counts = [0]
+    while counts[-1] < len(peers):
+        await asyncio.sleep(0)
+        counts.append(server.connections.count())
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= ACCEPTS_PER_TURN
+    for peer in peers:
+        peer.close()
+    at.service.stop.set()
+    await serving
