@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, quote, urlencode
 
 import pytest
@@ -141,7 +140,7 @@ async def test_characters_are_whole_whatever_comes_between_their_bytes(events: l
         def __init__(self) -> None:
             self._events = iter([*events, CodeEnded(CodeStatus(ProcessId("p"), "ok", 1, 0.1))])
 
-        def __aiter__(self) -> AsyncIterator[CodeEvent]:
+        def __aiter__(self) -> Self:
             return self
 
         async def __anext__(self) -> CodeEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -101,6 +102,10 @@ async def test_follower_gets_each_byte_once(at: Bench, sandbox: Sandbox, executi
     assert not execution_log.listeners
 
 
+def has_end(followed: Followed) -> bool:
+    return any(isinstance(item, LogEnd) for item in followed.items)
+
+
 async def test_follower_that_arrives_inside_a_character_gets_it_whole(at: Bench, sandbox: Sandbox, execution_log: ExecutionLog) -> None:
     for first, rest in ((b"\xe2", b"\x98\x95"), (b"a\xf0\x9f\x98", b"\x80"), (b"a" * 100_000 + b"\xe2\x98", b"\x95")):
         entry = execution_log.begin(sandbox, new_process_id(), argv=["x"])
@@ -111,7 +116,7 @@ async def test_follower_that_arrives_inside_a_character_gets_it_whole(at: Bench,
         await asyncio.sleep(0)
         entry.add(Output(1, len(first), rest))
         entry.end("exited", exit_code=0)
-        await until(lambda followed=followed: any(isinstance(item, LogEnd) for item in followed.items))
+        await until(partial(has_end, followed))
         assert followed.text().endswith((first + rest)[-8:].decode().lstrip("a"))
         assert "\ufffd" not in followed.text()
         followed.task.cancel()

@@ -183,7 +183,10 @@ def test_cell_ends_after_its_microtasks_and_one_shot_timers(js: Piped, subtests:
     js.run("const sleep = require('timers/promises').setTimeout; const { promisify } = require('util'); let timer")
     for code, stdout in [
         ("Promise.resolve(0).then(x => x + 1).then(console.log); 7", "1\n"),
-        ("process.nextTick(console.log, 'tick'); queueMicrotask(() => console.log('micro')); setImmediate(console.log, 'soon'); 7", "tick\nmicro\nsoon\n"),
+        (
+            "process.nextTick(console.log, 'tick'); queueMicrotask(() => console.log('micro')); setImmediate(console.log, 'soon'); 7",
+            "tick\nmicro\nsoon\n",
+        ),
         ("setTimeout(console.log, 50, 'late'); 7", "late\n"),
         ("setTimeout(() => setTimeout(() => setImmediate(console.log, 'nested'), 20), 20); 7", "nested\n"),
         ("import { setTimeout as later } from 'node:timers'; later(console.log, 30, 'imported'); 7", "imported\n"),
@@ -216,14 +219,19 @@ def test_promise_as_the_value_of_a_cell_is_awaited(js: Piped, subtests: pytest.S
     assert js.run("(async () => { await sleep(); throw new RangeError('late') })()").errors == [("RangeError", "late")]
 
 
+ABORTED = (
+    "const stop = new AbortController(); setTimeout(() => stop.abort(), 20);"
+    "require('timers/promises').setTimeout(300000, 1, { signal: stop.signal }).catch(() => {}); 7"
+)
+
+
 def test_intervals_servers_and_other_timers_do_not_hold_a_cell(js: Piped, subtests: pytest.Subtests) -> None:
     for code in [
         "let ticks = 0; const every = setInterval(() => { ticks += 1; setTimeout(() => {}, 300000) }, 5); setTimeout(() => {}, 60); 7",
         "const server = require('net').createServer().listen(0, '127.0.0.1'); 7",
         "setTimeout(() => {}, 300000).unref(); 7",
         "const long = setTimeout(() => {}, 300000); setTimeout(clearTimeout, 20, long); 7",
-        "const stop = new AbortController(); setTimeout(() => stop.abort(), 20);"
-        "require('timers/promises').setTimeout(300000, 1, { signal: stop.signal }).catch(() => {}); 7",
+        ABORTED,
         "AbortSignal.timeout(300000); 7",
     ]:
         with subtests.test(code=code):
@@ -268,7 +276,9 @@ def test_unhandled_rejection_or_uncaught_error_is_the_error_of_its_cell(js: Pipe
 
 
 def test_error_after_the_end_of_a_cell_is_printed_for_that_cell(js: Piped) -> None:
-    first = js.begin("const late = setInterval(() => { clearInterval(late); Promise.reject(new Error('rejected')); throw new Error('thrown') }, 30); 7")
+    first = js.begin(
+        "const late = setInterval(() => { clearInterval(late); Promise.reject(new Error('rejected')); throw new Error('thrown') }, 30); 7"
+    )
     assert js.finish(first).is_ok
     second = js.begin("const waits = setInterval(() => {}, 1000); await new Promise(() => {})")
     stderr = js.until(first, lambda outcome: outcome.stderr.count("Uncaught") == 2).stderr
@@ -281,7 +291,8 @@ def test_error_after_the_end_of_a_cell_is_printed_for_that_cell(js: Piped) -> No
 def test_output_of_timers_and_servers_belongs_to_their_cell(js: Piped) -> None:
     first = js.begin(
         "const server = require('http').createServer((q, s) => { console.log('served'); s.end('hello') });\n"
-        "await new Promise(r => server.listen(0, '127.0.0.1', r)); const late = setInterval(() => { clearInterval(late); console.log('late') }, 100); console.log('first')"
+        "await new Promise(r => server.listen(0, '127.0.0.1', r));\n"
+        "const late = setInterval(() => { clearInterval(late); console.log('late') }, 100); console.log('first')"
     )
     js.finish(first)
     outcome = js.run("const answer = await fetch(`http://127.0.0.1:${server.address().port}`); console.log(await answer.text())")
