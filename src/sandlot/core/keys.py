@@ -128,5 +128,5 @@ def _check_operator(principal: Principal) -> None:
         raise ForbiddenError(
             "Only an operator may list, create, update and revoke keys.",
             code=ErrorCode.FORBIDDEN,
-            hint="Use an operator's key, or `sandlot key` on the server. GET /v1/keys/current returns your own key.",
+            hint="Use an operator's key, or run `sandlot key` on the machine of the service, as root and without SANDLOT_URL and SANDLOT_API_KEY.",
         )

@@ -33,6 +33,11 @@ def test_check_raises_for_every_other_result(result: CommandResult | Execution) 
     assert failed.value.code is ErrorCode.EXECUTION_FAILED
 
 
+def test_failed_command_is_reported_with_the_last_line_of_its_errors() -> None:
+    with pytest.raises(ExecutionFailedError, match="No matching distribution"):
+        CommandResult(1, stderr="Looking in indexes\nERROR: No matching distribution\n\n").check()
+
+
 def test_runs_are_checked_on_request(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, FAILED))
     assert sandbox.commands.run("x").exit_code == 3

@@ -68,7 +68,7 @@ def check_live(quota: Quota, limits: Limits, live: Sequence[Limits], count: int 
             can_fit = requested <= limit
             raise quota_exceeded(
                 field,
-                f"The live sandboxes of this key use {used:,} {unit} and {requested:,} more are requested; its quota is {limit:,}.",
+                f"The quota of this key is {limit:,} {unit} in all its live sandboxes: {used:,} used, {requested:,} requested.",
                 "Kill a sandbox, wait until one ends, or request less." if can_fit else "Request less, or ask the operator for a larger quota.",
                 limit=limit,
                 used=used,

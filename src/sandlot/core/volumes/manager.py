@@ -250,7 +250,7 @@ class VolumeManager:
             raise NotFoundError(
                 f"There is no volume {name_or_id[:64]!r}.",
                 code=ErrorCode.VOLUME_NOT_FOUND,
-                hint="List the volumes to find their ids and names.",
+                hint="List the volumes to find their ids and names. A folder of a machine cannot be mounted: upload its files.",
                 fields={"volume": name_or_id[:64]},
             )
         return record

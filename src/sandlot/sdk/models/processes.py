@@ -11,6 +11,9 @@ from sandlot.model.errors import ExecutionFailedError
 from sandlot.model.faults import Fault
 from sandlot.sdk.models.values import short_repr
 
+_MAX_LINE_CHARS = 300
+"""Longest part of a line of output in the message of an error."""
+
 Stream = Literal["stdout", "stderr"]
 
 
@@ -104,8 +107,8 @@ class CommandResult:
         exit_code: Exit code as in a shell: of the program, 128 + the signal that ended it, or 124 at the timeout.
         stdout: Standard output: the first and the last MiB.
         stderr: Standard error: the first and the last MiB.
-        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` (killed for too many processes) or ``oom`` (killed at the memory limit, while the
-            sandbox lives on).
+        reason: ``exited``, ``signalled``, ``timeout``, ``pids`` (killed for too many processes) or ``oom`` (killed at the memory limit,
+            while the sandbox lives on; with isolation ``gvisor``, mostly the sandbox ends instead, and the call raises SandboxEndedError).
         signal: Signal that ended the program.
         fault: Fault class if the command failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
         duration_s: Seconds in the sandbox.
@@ -145,8 +148,10 @@ class CommandResult:
         """Return this result.
 
         Raises:
-            ExecutionFailedError: The exit code is not 0.
+            ExecutionFailedError: The exit code is not 0. The message has the last line of standard error.
         """
         if not self.ok:
-            raise ExecutionFailedError(f"The command failed with exit code {self.exit_code} ({self.reason}).", result=self)
+            last = next((line.strip() for line in reversed(self.stderr.splitlines()) if line.strip()), "")
+            why = f"{self.reason}: {last[:_MAX_LINE_CHARS]}" if last else self.reason
+            raise ExecutionFailedError(f"The command failed with exit code {self.exit_code} ({why}).", result=self)
         return self
