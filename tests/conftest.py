@@ -36,6 +36,8 @@ hypothesis.settings.register_profile("random", deadline=None, print_blob=True, m
 hypothesis.settings.load_profile("sandlot")
 
 os.environ.setdefault("SANDLOT_POOLS", "none")
+# Many services of tests share one disk. With the default, each disk of a sandbox takes all its space of it (tests/security/test_full_disk.py).
+os.environ.setdefault("SANDLOT_DISK_RATIO", "4")
 os.environ["SANDLOT_CONFIG"] = os.devnull  # not the settings of this machine
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, lambda *_: None), (signal.SIGHUP, lambda *_: None)):

@@ -104,7 +104,7 @@ def test_doctor_after_a_killed_run_succeeds_and_leaves_nothing(data_dir: Path) -
     assert told["isolation"] == {"default": "gvisor", "allowed": ["gvisor", "container"]}
     assert [name for name, check in checks.items() if check["required"] and not check["ok"]] == []
     for isolation, runtime in (("gvisor", "runsc"), ("container", "crun")):
-        assert checks[isolation]["facts"]["runtime"].startswith(f"{runtime} ")
+        assert checks[isolation]["facts"]["runtime"]["name"] == runtime
         assert {"name": "boot", "ok": True, "detail": ""} in checks[isolation]["parts"]
     page = (ROOT / "docs" / "reference" / "doctor.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+) \| ([a-z ]+) \| [^|]+ \|$", page, re.MULTILINE)

@@ -6,5 +6,9 @@ import os
 
 
 def clean_environ() -> dict[str, str]:
-    """Return the environment of this process without Sandlot's variables, except SANDLOT_CONFIG: no test reads the settings of the machine."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_") or name == "SANDLOT_CONFIG"}
+    """Return the environment of this process without Sandlot's variables, except those that no test may leave out.
+
+    No test reads the settings of the machine, and sandboxes of tests take no more of its disk than they write.
+    """
+    kept = {"SANDLOT_CONFIG", "SANDLOT_DISK_RATIO"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("SANDLOT_") or name in kept}

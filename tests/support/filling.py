@@ -101,7 +101,12 @@ def _digests(lines: str) -> dict[str, str]:
 def service_on_small_disk(size_bytes: int, env: Mapping[str, str]) -> Iterator[LocalService]:
     """A service whose data directory is a file system of its own, of this size, with a reserve of 64 MiB and without pools."""
     with place() as folder, small_ext4(folder, size_bytes):
-        own = {"SANDLOT_DISK_RESERVE_BYTES": "64M", "SANDLOT_POOLS": "none", "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
+        own = {
+            "SANDLOT_DISK_RATIO": "1",
+            "SANDLOT_DISK_RESERVE_BYTES": "64M",
+            "SANDLOT_POOLS": "none",
+            "SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS),
+        }
         service = LocalService(folder, {**own, **env})
         try:
             service.start()
