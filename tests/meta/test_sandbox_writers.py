@@ -11,7 +11,14 @@ from sandlot.core.sandbox import Deadline, Sandbox
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
     "core/manager.py": {"idempotency_key", "resume_operation"},  # before the supervisor begins
-    "core/records/sandboxes.py": {"deadline", "ended_at", "exit", "idempotency_key", "ref"},  # while the object is made from a record
+    "core/records/sandboxes.py": {
+        "deadline",
+        "ended_at",
+        "exit",
+        "idempotency_key",
+        "ref",
+        "waits_for_disk",
+    },  # while the object is made from a record
     "core/registry.py": {"spec"},  # after the end: the environment is forgotten
 }
 """File -> fields of a sandbox that the file may change, each for the reason given."""

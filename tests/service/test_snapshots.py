@@ -150,7 +150,8 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
 
 async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
     with place() as folder, small_disk(folder):
-        async with real_service(folder, keep=True, disk_reserve_bytes=0) as careful:
+        records = {"events_keep": 100, "sandboxes_keep": 100, "executions_max_bytes": 16 * MIB}  # the database leaves room on this disk
+        async with real_service(folder, keep=True, disk_reserve_bytes=0, **records) as careful:
             sandbox = await make(careful)
             state = await fill(careful.node, sandbox, size=8 * MIB)
             filled = fill_up(folder, but_bytes=4 * MIB)
