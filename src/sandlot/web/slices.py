@@ -26,7 +26,7 @@ class SlicedInput:
         hold: Pauses reading from the connection if its argument is True, and allows it otherwise.
     """
 
-    __slots__ = ("_feed", "_hold", "_is_stopped", "_loop", "_next", "_rest", "_slice_bytes")
+    __slots__ = ("_feed", "_hold", "_loop", "_next", "_rest", "_slice_bytes")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, feed: Callable[[bytes], None], slice_bytes: Callable[[], int], hold: Callable[[bool], None]
@@ -36,19 +36,16 @@ class SlicedInput:
         self._slice_bytes = slice_bytes
         self._hold = hold
         self._rest = bytearray()
-        self._is_stopped = False
         self._next: asyncio.Handle | None = None
 
     def push(self, data: bytes) -> None:
         """Feed data, or a part of it now and the rest in later turns of the loop."""
-        if self._rest:
-            self._rest += data
-            if self._next is None:
-                self._run()
-        elif len(data) <= self._slice_bytes():
+        if not self._rest and len(data) <= self._slice_bytes():
             self._feed(data)
-        else:
-            self._keep(data[self._feed_slices(memoryview(data)) :])
+            return
+        self._rest += data
+        if self._next is None:
+            self._run()
 
     def resume(self) -> None:
         """Continue, because the size of the next slice may have changed."""
@@ -58,7 +55,6 @@ class SlicedInput:
 
     def stop(self) -> None:
         """Drop what is left."""
-        self._is_stopped = True
         self._rest.clear()
         if self._next is not None:
             self._next.cancel()
@@ -66,26 +62,13 @@ class SlicedInput:
 
     def _run(self) -> None:
         self._next = None
-        data = bytes(self._rest)
-        self._rest.clear()
-        self._keep(data[self._feed_slices(memoryview(data)) :])
-
-    def _feed_slices(self, data: memoryview) -> int:
-        """Feed data for one turn of the loop, and return the number of bytes that were fed."""
-        self._is_stopped = False
         until_s = time.monotonic() + TURN_S
-        fed = 0
-        while fed < len(data) and (size := self._slice_bytes()):
-            self._feed(bytes(data[fed : fed + size]))
-            fed += size
-            if self._is_stopped:
-                return len(data)
+        while self._rest and (size := self._slice_bytes()):
+            piece = bytes(memoryview(self._rest)[:size])
+            del self._rest[:size]
+            self._feed(piece)
             if time.monotonic() >= until_s:
                 break
-        return min(fed, len(data))
-
-    def _keep(self, data: bytes) -> None:
-        self._rest += data
         self._hold(bool(self._rest))
         if self._rest and self._slice_bytes():
             self._next = self._loop.call_soon(self._run)
