@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -246,7 +247,11 @@ def _access(proc: Path, fd: str) -> int:
 
 
 def _children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile has no children
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def _child(stage: Stage) -> int:
