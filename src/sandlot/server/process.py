@@ -35,6 +35,7 @@ from sandlot.server.composition import RunningService, control_groups, open_serv
 from sandlot.server.settings import Settings
 from sandlot.web import listener, websocket
 from sandlot.web.connections import ConnectionShares
+from sandlot.web.slices import SliceTurns
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
@@ -51,6 +52,11 @@ GRACEFUL_S = 10
 """Seconds for responses in progress when the service ends."""
 
 DESCRIPTORS = 65536
+SWITCH_INTERVAL_S = 0.0005
+"""Time for which a thread waits for the interpreter's lock (GIL) until the thread that holds it must release it.
+
+A request to the database needs the lock dozens of times. With Python's 5 ms it takes a second while the event loop is busy (measured).
+"""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IDLE_CHECK_S = 1.0
 _log = structlog.get_logger("sandlot.server")
@@ -65,6 +71,7 @@ def main(settings: Settings, *, local: bool) -> int:
     """
     gc.freeze()  # imported objects stay: collections need not visit them
     gc.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_config.configure(settings.log_level, settings.log_format)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Every sandbox and every client needs descriptors. The usual soft limit of 1,024 protects programs that use select(2).
@@ -103,6 +110,7 @@ async def _listen(service: RunningService, *, local: bool) -> None:
     try:
         if settings.host is not None and not local:
             listeners.append(listener.tcp_socket(settings.host, settings.port))
+        gc.freeze()  # also what the service has opened
         _log.info("listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node.id)
         await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
     finally:
@@ -134,11 +142,13 @@ class Server(uvicorn.Server):
         self.connections = ConnectionShares(connections, now_s, trusted_proxies=service.settings.trusted_proxies)
         """Connections on TCP, with the share of each address and key."""
         local = ConnectionShares(connections, now_s, shared=False)
-        protocol = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local)
+        turns = SliceTurns()
+        http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local, turns=turns)
+        ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=turns)
         config = uvicorn.Config(
             create_app(service),
-            http=cast("type[asyncio.Protocol]", protocol),
-            ws=websocket.SandlotWebSocketProtocol,
+            http=cast("type[asyncio.Protocol]", http),
+            ws=cast("type[asyncio.Protocol]", ws),
             ws_max_size=websocket.MESSAGE_MAX_BYTES,
             ws_ping_interval=websocket.PING_S,
             ws_ping_timeout=websocket.STALL_TIMEOUT_S,

@@ -2,10 +2,10 @@
 
 The parsers of JSON and pydantic hold the interpreter's lock (GIL) for the whole of a call, also in a thread. A thread therefore frees the loop only
 if each call is short: the number of values is limited before any object is built. Measured on 2 cores: 8 MiB with 700,000 keys hold the lock for
-0.5 s, 50,000 values for 20 ms, one string of 8 MiB for 35 ms.
+0.5 s, 24,000 values for 10 ms, one string of 8 MiB for 20 ms.
 
 Invariants:
-- A body of more than 256 KiB has at most 50,000 values, at most 100 levels deep, and is UTF-8.
+- A body of more than 64 KiB has at most 24,000 values, at most 100 levels deep, and is UTF-8.
 - Large bodies are parsed one after another, so the loop competes with one thread for the lock.
 """
 
@@ -28,8 +28,9 @@ from pydantic_core import from_json
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
 from sandlot.model.specs import KIB
 
-INLINE_MAX_BYTES: Final = 256 * KIB
-MAX_VALUES: Final = 50_000
+INLINE_MAX_BYTES: Final = 64 * KIB
+MAX_VALUES: Final = 24_000
+"""The arguments and environment of the largest command have 20,480 values (:mod:`sandlot.model.specs`)."""
 MAX_DEPTH: Final = 100
 THREAD: Final = "sandlot-json"
 """Prefix of the name of the thread."""

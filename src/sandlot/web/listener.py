@@ -37,7 +37,7 @@ from sandlot.web import errors
 from sandlot.web.auth import OWNER
 from sandlot.web.connections import CONNECTION, RETRY_AFTER_S, Connection, ConnectionShares
 from sandlot.web.request_id import new_request_id
-from sandlot.web.slices import SlicedInput
+from sandlot.web.slices import SlicedInput, SliceTurns
 
 HEAD_MAX_BYTES = 64 * 1024
 HEAD_MAX_FIELDS = 128
@@ -51,8 +51,9 @@ FRAMING_MAX_BYTES = 320 * 1024
 MAX_READ_BYTES = 1024 * 1024
 """More than one read has."""
 SLICE_BYTES = 64 * 1024
+"""Largest slice of a chunked body."""
 SMALL_SLICE_BYTES = 8 * 1024
-"""Slice of a body that has more than ``MANY_PARTS`` chunks in a slice."""
+"""First slice of a chunked body, and the slice after one with more than ``MANY_PARTS`` chunks. Otherwise a slice is twice as large as the last."""
 MANY_PARTS = 64
 PIPELINE_MAX = 64
 """Pipelined requests that wait for an earlier response. Few clients pipeline, and each request takes some KiB."""
@@ -99,13 +100,22 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         args: Arguments of uvicorn's protocol.
         tcp: Shares of the connections on TCP.
         local: Connections on the unix socket.
+        turns: Turns of the connections whose data waits.
         kwargs: Arguments of uvicorn's protocol.
     """
 
-    def __init__(self, *args: Any, tcp: ConnectionShares, local: ConnectionShares, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's arguments
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - uvicorn's arguments
+        tcp: ConnectionShares,
+        local: ConnectionShares,
+        turns: SliceTurns,
+        **kwargs: Any,  # noqa: ANN401 - uvicorn's arguments
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._tcp = tcp
         self._local = local
+        self._turns = turns
         self._connection: Connection | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
@@ -121,13 +131,14 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._is_chunked = False
         self._parts = 0
         """Parts of a body in the last slice."""
+        self._next_slice_bytes = SMALL_SLICE_BYTES
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Check the limits of connections and the peer."""
         super().connection_made(transport)
         self.flow = flow = _SlicedFlow(transport)
-        self._input = SlicedInput(self.loop, self._parse, self._slice_bytes, flow.hold)
+        self._input = SlicedInput(self._turns, self._parse, self._slice_bytes, flow.hold)
         link = transport.get_extra_info("socket")
         is_local = link is not None and link.family == socket.AF_UNIX
         try:
@@ -159,6 +170,9 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         if self._connection is not None:
             self._connection.lost()
         super().connection_lost(exc)
+        # Cycles of references would be garbage, and to collect that of thousands of connections takes a tenth of a second.
+        del self._input
+        self.cycle = None  # type: ignore[assignment] # as before the first request
 
     def data_received(self, data: bytes) -> None:
         """Parse data, in slices if it may have many small chunks."""
@@ -167,7 +181,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
     def _slice_bytes(self) -> int:
         if not self._in_head and not self._is_chunked:
             return MAX_READ_BYTES  # a body of known length is one part, however large
-        return SMALL_SLICE_BYTES if self._in_head or self._parts > MANY_PARTS else SLICE_BYTES
+        return SMALL_SLICE_BYTES if self._in_head else self._next_slice_bytes
 
     def _parse(self, data: bytes) -> None:
         """Parse data, and refuse a head that is too large."""
@@ -178,6 +192,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
+        self._next_slice_bytes = SMALL_SLICE_BYTES if self._in_head or self._parts > MANY_PARTS else min(SLICE_BYTES, 2 * self._next_slice_bytes)
         # The parser holds an incomplete field, in a head or behind the last chunk of a body. Data with progress is mostly a body and is not counted.
         if not self._has_progress:
             self._loose_bytes += len(data)

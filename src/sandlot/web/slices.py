@@ -1,8 +1,10 @@
-"""Feed received data to a parser in slices, so that many small parts do not block the event loop.
+"""Feed received data to parsers in slices, so that many small parts do not block the event loop.
 
 A read has up to 256 KiB, which can be 43,000 chunks of a body or frames of a WebSocket. Each costs microseconds of Python.
 
-Invariant: Data is fed in order. While data waits here, nothing more is read from the connection.
+Invariants:
+- The data of a connection is fed in order. While data of it waits here, nothing more is read from it.
+- The waiting data of all connections together takes a few milliseconds of each turn of the event loop. The connections take turns.
 """
 
 from __future__ import annotations
@@ -13,30 +15,61 @@ from collections.abc import Callable
 from typing import Final
 
 TURN_S: Final = 0.004
-"""Time after which the rest waits for the next turn of the event loop."""
+"""Time after which what waits is left for the next turn of the event loop."""
+
+
+class SliceTurns:
+    """Turns of the connections of a service whose data waits."""
+
+    __slots__ = ("_loop", "_next", "_waiting")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[SlicedInput, None] = {}
+        """An ordered set: the next connection comes first."""
+        self._next: asyncio.Handle | None = None
+        """Set from the first slice in a turn of the loop to the next turn, and while data waits."""
+
+    def add(self, data: SlicedInput) -> None:
+        """Feed the data of a connection: now if no slice was fed in this turn of the loop, otherwise after that of the connections that wait."""
+        self._waiting[data] = None
+        if self._next is None:
+            self._run()
+
+    def remove(self, data: SlicedInput) -> None:
+        """Feed no further data of a connection."""
+        self._waiting.pop(data, None)
+
+    def _run(self) -> None:
+        self._next = self._loop.call_soon(self._run) if self._waiting else None
+        until_s = time.monotonic() + TURN_S
+        while self._waiting:
+            data = next(iter(self._waiting))
+            del self._waiting[data]
+            if data.feed_slice():
+                self._waiting[data] = None
+            if time.monotonic() >= until_s:
+                break
 
 
 class SlicedInput:
     """The received data of one connection.
 
     Args:
-        loop: Event loop.
+        turns: Turns of all connections.
         feed: Passes one slice to the parser.
         slice_bytes: Returns the size of the next slice; 0 stops feeding until :meth:`resume`.
         hold: Pauses reading from the connection if its argument is True, and allows it otherwise.
     """
 
-    __slots__ = ("_feed", "_hold", "_loop", "_next", "_rest", "_slice_bytes")
+    __slots__ = ("_feed", "_hold", "_rest", "_slice_bytes", "_turns")
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, feed: Callable[[bytes], None], slice_bytes: Callable[[], int], hold: Callable[[bool], None]
-    ) -> None:
-        self._loop = loop
+    def __init__(self, turns: SliceTurns, feed: Callable[[bytes], None], slice_bytes: Callable[[], int], hold: Callable[[bool], None]) -> None:
+        self._turns = turns
         self._feed = feed
         self._slice_bytes = slice_bytes
         self._hold = hold
         self._rest = bytearray()
-        self._next: asyncio.Handle | None = None
 
     def push(self, data: bytes) -> None:
         """Feed data, or a part of it now and the rest in later turns of the loop."""
@@ -44,31 +77,27 @@ class SlicedInput:
             self._feed(data)
             return
         self._rest += data
-        if self._next is None:
-            self._run()
+        self._turns.add(self)
+        if self._rest:
+            self._hold(True)
 
     def resume(self) -> None:
         """Continue, because the size of the next slice may have changed."""
-        if self._rest and self._next is None:
-            self._hold(True)
-            self._next = self._loop.call_soon(self._run)
+        if self._rest:
+            self._turns.add(self)
 
     def stop(self) -> None:
         """Drop what is left."""
         self._rest.clear()
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+        self._turns.remove(self)
 
-    def _run(self) -> None:
-        self._next = None
-        until_s = time.monotonic() + TURN_S
-        while self._rest and (size := self._slice_bytes()):
+    def feed_slice(self) -> bool:
+        """Feed one slice. Return True if more can be fed."""
+        if self._rest and (size := self._slice_bytes()):
             piece = bytes(memoryview(self._rest)[:size])
             del self._rest[:size]
             self._feed(piece)
-            if time.monotonic() >= until_s:
-                break
-        self._hold(bool(self._rest))
-        if self._rest and self._slice_bytes():
-            self._next = self._loop.call_soon(self._run)
+        if not self._rest:
+            self._hold(False)
+            return False
+        return self._slice_bytes() > 0

@@ -42,7 +42,7 @@ from sandlot.web.error_formats import ErrorFormat
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.models import QueryModel
 from sandlot.web.request_id import choose_request_id, get_request_id, new_request_id
-from sandlot.web.slices import SlicedInput
+from sandlot.web.slices import SlicedInput, SliceTurns
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -56,8 +56,9 @@ _CLOSE_FRAME = b"\x88"
 _REASON_BYTES = 120
 """Maximum bytes of a close reason. A control frame has 125, two of them for the code (RFC 6455, 5.5)."""
 SLICE_BYTES = 16 * KIB
+"""Largest slice of received data."""
 SMALL_SLICE_BYTES = 2 * KIB
-"""Slice of data that has more than ``MANY_FRAMES`` frames in a slice."""
+"""First slice, and the slice after one with more than ``MANY_FRAMES`` frames. Otherwise a slice is twice as large as the last."""
 MANY_FRAMES = 16
 MAX_FRAGMENTS = 1024
 """Fragments of one message: each takes memory, and can be empty."""
@@ -82,16 +83,31 @@ _uvicorn_log.setLevel(logging.CRITICAL)  # uvicorn would log whole URLs; the ser
 
 
 class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection, from its upgrade on."""
+    """One connection, from its upgrade on.
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None) -> None:
+    Args:
+        config: Settings of uvicorn.
+        server_state: Connections and tasks of uvicorn.
+        app_state: State of the HTTP connection.
+        turns: Turns of the connections whose data waits.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        turns: SliceTurns,
+    ) -> None:
+        self._turns = turns
         self._disconnected = asyncio.Event()
         super().__init__(config, server_state, {**app_state, DISCONNECTED: self._disconnected}, _loop)
         self.logger = _uvicorn_log
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        self._frames = 0
-        """Frames of the last slice."""
+        self._next_slice_bytes = SMALL_SLICE_BYTES
         self._close_response = b""
         """The response to the client's Close while earlier events are handled."""
         self._delayed_close: bytes | None = None
@@ -111,14 +127,14 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Prepare to read in slices."""
         super().connection_made(transport)
-        self._input = SlicedInput(self.loop, self._parse, self._slice_bytes, self._hold)
+        self._input = SlicedInput(self._turns, self._parse, self._slice_bytes, self._hold)
 
     def data_received(self, data: bytes) -> None:
         """Handle data of the client, in slices: frames can be very small."""
         self._input.push(data)
 
     def _slice_bytes(self) -> int:
-        return 0 if self.read_paused else SMALL_SLICE_BYTES if self._frames > MANY_FRAMES else SLICE_BYTES
+        return 0 if self.read_paused else self._next_slice_bytes
 
     def _hold(self, is_held: bool) -> None:  # noqa: FBT001 - the argument of SlicedInput
         if self.transport.is_closing():
@@ -132,7 +148,7 @@ class SandlotWebSocketProtocol(WebSocketsSansIOProtocol):
         if self.close_sent and self.transport.is_closing():
             return
         self.conn.receive_data(data)
-        self._frames = len(self.conn.events)
+        self._next_slice_bytes = SMALL_SLICE_BYTES if len(self.conn.events) > MANY_FRAMES else min(SLICE_BYTES, 2 * self._next_slice_bytes)
         # websockets before 16 refuses other methods than GET when it parses the request, and then sends no event.
         if not self.handshake_initiated and (self.conn.parser_exc is not None or self.conn.handshake_exc is not None):
             self._refuse("The request is not a WebSocket upgrade.")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import inspect
 import json
 import os
 import socket
 import stat
+import weakref
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -404,8 +406,33 @@ async def test_body_in_chunks_of_one_byte_does_not_block_other_clients(
     assert await status_of(reader) == 404
     writer.close()
     assert sum(parts) == len(content)
-    assert max(parts) <= listener.SLICE_BYTES // 6 + 1
+    assert max(parts) <= listener.SMALL_SLICE_BYTES // 6 + 1
     assert (await local.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["idle", "after a request"])
+async def test_closed_connections_leave_nothing_for_the_garbage_collector(
+    served: RunningService, monkeypatch: pytest.MonkeyPatch, request_: bytes
+) -> None:
+    lost: list[weakref.ref[listener.SandlotHttpProtocol]] = []
+    connection_lost = listener.SandlotHttpProtocol.connection_lost
+
+    def record(self: listener.SandlotHttpProtocol, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        lost.append(weakref.ref(self))
+
+    monkeypatch.setattr(listener.SandlotHttpProtocol, "connection_lost", record)
+    gc.disable()
+    try:
+        for _ in range(20):
+            reader, writer = await asyncio.open_unix_connection(str(served.settings.socket))
+            writer.write(request_)
+            if request_:
+                assert await status_of(reader) == 200
+            writer.close()
+        await until(lambda: len(lost) == 20 and not any(each() for each in lost))
+    finally:
+        gc.enable()
 
 
 async def test_length_of_thousands_of_digits_is_read_or_refused(served: RunningService, local: httpx.AsyncClient, subtests: pytest.Subtests) -> None:

@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from sandlot.web import slices
-from sandlot.web.slices import SlicedInput
+from sandlot.web.slices import SlicedInput, SliceTurns
 
 
 class Parser:
     """Records what it is fed with, and whether reading is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: SliceTurns | None = None) -> None:
         self.fed: list[bytes] = []
         self.size = 4
         self.is_held = False
-        self.input = SlicedInput(asyncio.get_running_loop(), self.fed.append, lambda: self.size, self._hold)
+        self.input = SlicedInput(turns or SliceTurns(), self.fed.append, lambda: self.size, self._hold)
 
     def _hold(self, is_held: bool) -> None:  # noqa: FBT001 - an argument of SlicedInput
         self.is_held = is_held
@@ -59,3 +59,28 @@ async def test_nothing_is_fed_after_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     parser.input.stop()
     await asyncio.sleep(0)
     assert parser.fed == [b"abcd"]
+
+
+async def test_connections_share_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "TURN_S", 0.0)  # one slice in each turn of the loop
+    turns = SliceTurns()
+    parsers = [Parser(turns) for _ in range(3)]
+    for each in parsers:
+        each.input.push(b"abcdefgh")
+    assert [len(each.fed) for each in parsers] == [1, 0, 0]
+    counts = []
+    for _ in range(5):
+        await asyncio.sleep(0)
+        counts.append([len(each.fed) for each in parsers])
+    assert counts == [[2, 0, 0], [2, 1, 0], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
+    assert not any(each.is_held for each in parsers)
+
+
+async def test_data_that_is_waited_for_does_not_stop_other_connections() -> None:
+    turns = SliceTurns()
+    waiting, other = Parser(turns), Parser(turns)
+    waiting.size = 0
+    waiting.input.push(b"abcd")
+    other.input.push(b"abcdefgh")
+    await asyncio.sleep(0)
+    assert (waiting.fed, other.fed) == ([], [b"abcd", b"efgh"])

@@ -222,13 +222,13 @@ async def test_close_that_arrives_with_a_ping_is_answered(at: Bench, http: httpx
 async def test_flood_of_small_frames_is_read_in_slices_and_whole(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "TURN_S", 0.0)  # one slice in each turn of the loop
     read: list[int] = []
-    parse = websocket.SandlotWebSocketProtocol._parse  # noqa: SLF001
+    handle = websocket.SandlotWebSocketProtocol.handle_events
 
-    def record(self: websocket.SandlotWebSocketProtocol, data: bytes) -> None:
-        parse(self, data)
-        read.append(self._frames)
+    def record(self: websocket.SandlotWebSocketProtocol) -> None:
+        read.append(len(self.conn.events))
+        handle(self)
 
-    monkeypatch.setattr(websocket.SandlotWebSocketProtocol, "_parse", record)
+    monkeypatch.setattr(websocket.SandlotWebSocketProtocol, "handle_events", record)
     _, reader, writer = await tunnel(at, count_bytes)
     ping = b"\x89\x80" + bytes(4)
     writer.write((b"\x82\x81" + bytes(4) + b"x" + ping) * 10_000 + CLOSE)
