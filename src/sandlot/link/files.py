@@ -175,7 +175,8 @@ class FileRequests:
             mode: Permission bits. None keeps the bits of an existing file; a new file gets 0644.
             parents: True to create missing folders.
             append: True to append to the existing file.
-            in_place: True to truncate the existing file and write to it; ``mode`` then applies only to a new file. Not with ``append``.
+            in_place: True to truncate the existing file and write to it; ``mode`` then applies only to a new file. Not with ``append``. The guest
+                always writes to a file with several hard links directly, and sets ``mode``.
 
         Raises:
             SandlotError: The guest responded with an error, such as a full disk or a missing permission, or the link has ended.

@@ -242,6 +242,7 @@ CALLS: dict[str, dict[str, Any]] = {
     # The guest writes the content to a temporary file, and renames this file when the host's END arrives. An incomplete transfer therefore leaves
     # the old file unchanged. If ``append`` is true, the guest writes to the existing file directly. in_place: true to truncate an existing file and
     # write to it directly; ``mode`` then applies only to a new file. ``append`` and ``in_place`` are not both true.
+    # A file with several hard links is written directly in any case, and gets ``mode``.
     "file.write": {
         "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool", "in_place": "bool"},
         "events": {},

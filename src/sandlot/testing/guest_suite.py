@@ -62,6 +62,16 @@ class GuestFilesSuite:
         assert WINDOW_BYTES <= len(content) <= 2 * WINDOW_BYTES
         assert set(content) == set(b"x")
 
+    async def test_hard_links_keep_one_content(self, sandbox: ConnectedSandbox) -> None:
+        link, first, second = sandbox.link, "/home/user/linked/first", "/home/user/linked/second"
+        await link.files.write(first, b"old content")
+        await sandbox.run("ln", first, second)
+        written = await link.files.write(first, b"new", mode=0o600)
+        assert (written.size, written.mode) == (3, 0o600)
+        assert await _read(link, second) == b"new"
+        await link.files.write(second, b"er", append=True)
+        assert await _read(link, first) == b"newer"
+
     async def test_folder_is_listed_by_name_and_in_pages(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
         for name in ("c", "a", "b"):

@@ -148,3 +148,40 @@ async def test_special_files_are_refused_and_never_block(inside: Inside) -> None
         with pytest.raises(SandlotError):
             await inside.link.files.write(path, b"x")
     assert b"MemTotal" in await read(inside, "/proc/meminfo")
+
+
+async def test_file_with_several_hard_links_is_written_in_place(inside: Inside) -> None:
+    await inside.sh("mkdir names && cd names && echo old-old > first && ln first second && ln -s second soft && chmod 640 first")
+    before = await inside.sh("stat -c '%i %u %h' names/first")
+    for path, mode in (("first", None), ("second", 0o600), ("soft", None)):
+        entry = await inside.link.files.write(f"/workspace/names/{path}", path.encode(), mode=mode)
+        assert entry.mode == (0o640 if path == "first" else 0o600)
+        assert await inside.sh("cd names; stat -c '%i %u %h' first; cat first second") == f"{before}{path}{path}"
+    await inside.sh("rm names/second")
+    await inside.link.files.write("/workspace/names/first", b"alone")
+    assert not (await inside.sh("stat -c '%i %u %h' names/first")).startswith(before.split()[0] + " ")
+
+
+async def test_unchanged_file_of_the_image_is_replaced_whatever_its_link_count(inside: Inside) -> None:
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"x" * 200_000
+        raise RuntimeError
+
+    before = await read(inside, "/etc/debian_version")
+    with pytest.raises(RuntimeError):
+        await inside.link.files.write("/etc/debian_version", breaks(), user=User.ROOT)
+    assert await read(inside, "/etc/debian_version") == before
+
+
+async def test_hard_links_to_files_of_others_need_their_permission(inside: Inside) -> None:
+    await inside.sh("mkdir -m 777 /srv/links && cd /srv/links && echo old > first && ln first /workspace/of-root", user=User.ROOT)
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.files.write("/workspace/of-root", b"new")
+    assert refused.value.code == ErrorCode.PERMISSION_DENIED
+    await inside.sh("chmod 666 /srv/links/first", user=User.ROOT)
+    with pytest.raises(SandlotError) as refused:
+        await inside.link.files.write("/workspace/of-root", b"new", mode=0o600)
+    assert refused.value.code == ErrorCode.PERMISSION_DENIED
+    assert await inside.sh("cat /srv/links/first") == "old\n"
+    await inside.link.files.write("/workspace/of-root", b"new")
+    assert await inside.sh("cat /srv/links/first") == "new"

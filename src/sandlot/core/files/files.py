@@ -65,8 +65,9 @@ class FileService:
             mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
             parents: Create missing parent folders.
             append: Append to the existing content instead of replacing the content.
-            in_place: Truncate an existing file and write to it instead of replacing the file. Its inode, owner, mode and hard links stay, and
-                ``mode`` is ignored. If the call fails or is cancelled, the file has the part that was written. Not with ``append``.
+            in_place: Truncate an existing file and write to it instead of replacing the file. Its inode, owner and mode stay, and ``mode`` is
+                ignored. If the call fails or is cancelled, the file has the part that was written. Not with ``append``. A file with several hard
+                links is always written in place, and gets ``mode``.
             user: User that writes the file.
 
         Raises:

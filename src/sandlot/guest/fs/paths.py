@@ -38,6 +38,7 @@ _CODES = {
     errno.ENXIO: ("path_not_regular", "{path} is not a regular file.", "Pass the path of a file."),
     errno.EINVAL: ("invalid_request", "{path} cannot be used for this operation.", "Check the path."),
     errno.EXDEV: ("invalid_request", "{path} is on another file system.", "Copy the file or folder instead."),
+    errno.ETXTBSY: ("conflict", "{path} is a running program.", "Remove the file before you write it."),
     errno.EBUSY: ("conflict", "{path} is in use.", "Try another path."),
 }
 

@@ -5,6 +5,7 @@ Invariants:
 - Only regular files are read and written. A FIFO or a device is refused, and the attempt to open such a file never blocks.
 - An upload is written to a temporary file in the target's folder, and renamed when the content is complete. An incomplete upload
   leaves the old file unchanged. An upload that appends, or that replaces the content of an existing file in place, writes to the target directly.
+  A file with several hard links is always written in place, so that all its names keep one content.
 - Long work is done in steps, so that a huge folder or a deep tree does not block the guest.
 """
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 60000
 """Maximum number of bytes that a download reads and sends in one step."""
+_IMAGE_FILE = "/.sandlot/guest.zip"
+"""A file of the sandbox's image. All unchanged files of the image have its device number."""
 
 
 class Download:
@@ -105,16 +107,15 @@ class Upload:
                 if self._call.args["parents"] and folder:
                     make_folders(folder)
                 earlier = self._stat_target()
-                if mode is None:
-                    mode = 0o644 if earlier is None else stat.S_IMODE(earlier.st_mode)
         except OSError as error:
             raise path_error(error, self._path) from None
+        if earlier is not None and (self._call.args["in_place"] or (not self._call.args["append"] and _has_other_names(earlier))):
+            self._open_in_place(None if self._call.args["in_place"] else mode)
+            return
+        if mode is None:
+            mode = 0o644 if earlier is None else stat.S_IMODE(earlier.st_mode)
         if self._call.args["append"]:
             self._fd = open_regular(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._account, mode & 0o777)
-            return
-        if self._call.args["in_place"] and earlier is not None:
-            # Without O_CREAT, which fs.protected_regular refuses for files of others in /tmp.
-            self._fd = open_regular(self._path, os.O_WRONLY | os.O_TRUNC, self._account)
             return
         # The temporary name does not contain the target's name, which may already have the maximum length of 255 bytes.
         self._temporary = f"{folder}/.{self._call.id}.part"
@@ -123,6 +124,19 @@ class Upload:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._fd = os.open(self._temporary, flags, 0o600)
                 os.fchmod(self._fd, mode & 0o7777)
+        except OSError as error:
+            self._abort()
+            raise path_error(error, self._path) from None
+
+    def _open_in_place(self, mode: int | None) -> None:
+        """Open the existing file, set its mode unless ``mode`` is None, and truncate it."""
+        # Without O_CREAT, which fs.protected_regular refuses for files of others in /tmp.
+        self._fd = open_regular(self._path, os.O_WRONLY, self._account)
+        try:
+            if mode is not None:
+                with as_file_user(self._account):
+                    os.fchmod(self._fd, mode & 0o7777)
+            os.ftruncate(self._fd, 0)
         except OSError as error:
             self._abort()
             raise path_error(error, self._path) from None
@@ -193,3 +207,17 @@ class Upload:
                 pass
             self._temporary = ""
         self._rpc.abandon(self._call)
+
+
+def _has_other_names(found: os.stat_result) -> bool:
+    """Return True if a file has more than one hard link inside the sandbox.
+
+    The link count of a file of the image includes links outside the sandbox. Such a file is not counted: writing to it makes a copy, which has only
+    one name.
+    """
+    if found.st_nlink == 1:
+        return False
+    try:
+        return found.st_dev != os.stat(_IMAGE_FILE).st_dev
+    except FileNotFoundError:
+        return True  # the guest runs without an image, in a test

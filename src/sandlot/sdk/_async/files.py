@@ -113,8 +113,8 @@ class AsyncFiles:
     ) -> FileEntry:
         """Write a file. Missing parent directories are created.
 
-        An existing file is replaced when all data has arrived; an interrupted write does not change the file. With ``append`` or ``in_place``, an
-        interrupted write leaves the part that has arrived.
+        An existing file is replaced when all data has arrived; an interrupted write does not change the file. With ``append`` or ``in_place``, and
+        for a file with several hard links, an interrupted write leaves the part that has arrived.
 
         Args:
             path: Path of the file.
@@ -122,8 +122,9 @@ class AsyncFiles:
             user: Owner of the file: ``user`` (default) or ``root``.
             mode: Permission bits. Default: 0o644.
             append: Append to the file instead of replacing it.
-            in_place: Write into an existing file instead of replacing it, for programs that have the file open or watch it: its inode, owner, mode
-                and hard links stay, and ``mode`` is ignored. Not with ``append``.
+            in_place: Write into an existing file instead of replacing it, for programs that have the file open or watch it, such as
+                ``node --watch``: its inode, owner and mode stay, and ``mode`` is ignored. Not with ``append``. A file with several hard links is
+                always written in place, and gets ``mode``.
 
         Raises:
             ForbiddenError: ``permission_denied``.

@@ -96,8 +96,8 @@ class WriteFileQuery(PathQuery):
     append: bool = Field(default=False, description="Append to the file instead of replacing it.")
     in_place: bool = Field(
         default=False,
-        description="Write into an existing file instead of replacing it: its inode, owner, mode and hard links stay, and `mode` is ignored. "
-        "Not with `append`.",
+        description="Write into an existing file instead of replacing it: its inode, owner and mode stay, and `mode` is ignored. Not with `append`. "
+        "A file with several hard links is always written in place, and gets `mode`.",
     )
     parents: bool = Field(default=True, description="Create missing parent directories.")
 
@@ -218,7 +218,7 @@ async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: 
 )
 @streams_request_body
 async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request: Request) -> Response:
-    """Write a file. An interrupted upload does not change an existing file, except with `append` or `in_place`, where a part is written."""
+    """Write a file. An interrupted upload does not change an existing file, except with `append`, `in_place` or hard links: a part is written."""
     work = get_node(request).files.write(
         get_principal(request),
         sandbox,

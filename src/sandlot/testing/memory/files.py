@@ -72,7 +72,7 @@ class MemoryFiles:
     def copy(self) -> MemoryFiles:
         """Return an independent copy of the file tree, for a snapshot."""
         other = copy.copy(self)
-        vars(other)["_nodes"] = {path: copy.copy(node) for path, node in self._nodes.items()}
+        vars(other)["_nodes"] = copy.deepcopy(self._nodes)
         return other
 
     def read(self, path: str, uid: int) -> bytes:
@@ -87,13 +87,14 @@ class MemoryFiles:
         """Write a regular file: create the file, replace its content or, if ``append`` is True, append to its content."""
         self.check_write(path, uid, parents=parents)
         path = self._resolve(path)
-        earlier = self._nodes.get(path)
-        content = (earlier.data if earlier is not None and append else b"") + data
-        others = sum(len(node.data) for other, node in self._nodes.items() if other != path)
-        if self.capacity_bytes is not None and others + len(content) > self.capacity_bytes:
+        node = self._nodes.get(path) or Node("file", uid, 0o644, self._now_ns())
+        content = (node.data if append else b"") + data
+        if self.capacity_bytes is not None and self._size_bytes() - len(node.data) + len(content) > self.capacity_bytes:
             raise FileError("disk_full", "The disk of the sandbox is full.")
-        kept = 0o644 if earlier is None else earlier.mode
-        self._nodes[path] = Node("file", uid if earlier is None else earlier.uid, kept if mode is None else mode & 0o7777, self._now_ns(), content)
+        node.data, node.modified_ns = content, self._now_ns()
+        if mode is not None:
+            node.mode = mode & 0o7777
+        self._nodes[path] = node
 
     def check_write(self, path: str, uid: int, *, parents: bool) -> None:
         """Check that a file can be written, before its content is known. If ``parents`` is True, create the missing folders above the file.
@@ -118,7 +119,7 @@ class MemoryFiles:
         Raises:
             FileError: The disk would be full.
         """
-        if self.capacity_bytes is not None and sum(len(node.data) for node in self._nodes.values()) + size > self.capacity_bytes:
+        if self.capacity_bytes is not None and self._size_bytes() + size > self.capacity_bytes:
             raise FileError("disk_full", "The disk of the sandbox is full.")
 
     def chown(self, path: str, uid: int) -> None:
@@ -167,6 +168,12 @@ class MemoryFiles:
         self._parent(path, uid, make=False)
         self._nodes[path] = Node("symlink", uid, 0o777, self._now_ns(), target=target)
 
+    def link(self, path: str, to: str, uid: int) -> None:
+        """Create a hard link at ``to`` to the file at ``path``."""
+        node = self._find(path, uid)[1]
+        self._parent(to, uid, make=False)
+        self._nodes[to] = node
+
     def move(self, path: str, to: str, uid: int, *, overwrite: bool = False) -> None:
         """Rename a file, or a folder with all its content. If ``overwrite`` is True, a file at ``to`` is replaced."""
         path, _ = self._find(path, uid, follow=False)
@@ -203,6 +210,9 @@ class MemoryFiles:
     def exists(self, path: str) -> bool:
         """Return whether there is anything at a path."""
         return self._resolve(path) in self._nodes
+
+    def _size_bytes(self) -> int:
+        return sum(len(node.data) for node in {id(node): node for node in self._nodes.values()}.values())
 
     def _below(self, path: str) -> Iterator[str]:
         return (each for each in sorted(self._nodes) if each == path or each.startswith(path.rstrip("/") + "/"))

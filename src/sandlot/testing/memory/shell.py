@@ -436,7 +436,11 @@ async def _cp(context: ProgramContext) -> int:
 
 
 async def _ln(context: ProgramContext) -> int:
-    context.files.symlink(list(_paths(context))[-1], context.argv[-2], context.uid)
+    *_, source, target = _paths(context)
+    if "s" in _flags(context):
+        context.files.symlink(target, context.argv[-2], context.uid)
+    else:
+        context.files.link(source, target, context.uid)
     return 0
 
 

@@ -97,6 +97,15 @@ async def test_write_in_place_keeps_inode_links_and_mode(http: httpx.AsyncClient
     problem(await http.put(url + CONTENT, params={"path": "/workspace/fifo", "in_place": "true"}, content=b"x"), 400, "path_not_regular")
 
 
+@pytest.mark.real_guest
+async def test_hard_links_keep_one_content(http: httpx.AsyncClient, url: str) -> None:
+    describe = {"command": "stat -c '%i %h' first; cat second"}
+    await http.post(url + "/processes", json={"command": "echo old-old > first; ln first second"})
+    before = (await http.post(url + "/processes", json=describe)).json()["stdout"]
+    assert (await http.put(url + CONTENT, params={"path": "/workspace/first", "mode": "384"}, content=b"new\n")).json()["mode"] == 0o600
+    assert (await http.post(url + "/processes", json=describe)).json()["stdout"] == before.replace("old-old", "new")
+
+
 async def test_write_in_place_refuses_append(http: httpx.AsyncClient, url: str) -> None:
     where = {"path": "/workspace/file"}
     await http.put(url + CONTENT, params=where, content=b"old")
