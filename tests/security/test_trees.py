@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from sandlot import Sandbox, SandlotError
-from tests.support.archives import archive, entry, hostile
+from tests.support.archives import archive, entry, hostile, outgoing_links
 from tests.support.inside import USERS
 from tests.support.localservice import LocalService
 from tests.support.planted import Planted
@@ -44,6 +44,14 @@ def test_archive_writes_only_below_its_target(sandbox: Sandbox, http: httpx.Clie
     assert listed.stdout.split() == ["/workspace/root:", "unpacked", "/workspace/user:", "unpacked"]
     for path in planted.paths:
         assert not sandbox.files.exists(path, user="root")
+
+
+def test_links_that_lead_out_of_an_archive_are_skipped(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
+    url = f"/v1/sandboxes/{sandbox.id}/files/archive"
+    answer = http.post(url, params={"path": "/workspace/skipped"}, content=outgoing_links(planted.paths[0]))
+    assert answer.status_code == 200
+    assert [name.endswith("out'") for name in answer.json()["skipped_links"]] == [True] * 4
+    assert sandbox.commands.run("cd skipped; find . -name '*out'; find . -type l").stdout == "./d/e/up\n"
 
 
 def test_archive_writes_through_no_link(sandbox: Sandbox, http: httpx.Client, planted: Planted) -> None:
@@ -127,18 +135,17 @@ def test_signed_url_gives_access_to_one_file(service: LocalService, sandbox: San
     assert http.get(url).status_code == 404
 
 
-def test_download_creates_only_files_and_directories_below_its_target(
-    sandbox: Sandbox, service: LocalService, planted: Planted, tmp_path: Path
-) -> None:
-    """A tree that comes out of a sandbox makes nothing here but files and folders below the folder that was named."""
+def test_download_creates_only_what_stays_below_its_target(sandbox: Sandbox, service: LocalService, planted: Planted, tmp_path: Path) -> None:
     made = sandbox.commands.run(
         f"mkdir -p odd/sub && cd odd && mkfifo pipe && ln -s {planted.paths[0]} link && ln -s .. sub/up && echo here > sub/file && ln sub/file hard"
     )
     assert made.exit_code == 0
     with pytest.raises(SandlotError):
         sandbox.files.download("/workspace/odd/pipe", tmp_path / "pipe")
-    sandbox.files.download("/workspace/odd", tmp_path / "odd")
+    skipped: list[str] = []
+    sandbox.files.download("/workspace/odd", tmp_path / "odd", on_skip=skipped.append)
     got = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert got == ["odd", "odd/hard", "odd/sub", "odd/sub/file"]
-    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+    assert got == ["odd", "odd/hard", "odd/sub", "odd/sub/file", "odd/sub/up"]
+    assert [path.readlink() for path in tmp_path.rglob("*") if path.is_symlink()] == [Path("..")]
+    assert ["/workspace/odd/link" in sentence for sentence in skipped] == [True]
     assert service.is_alive()

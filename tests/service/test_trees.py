@@ -72,6 +72,34 @@ def test_tree_is_uploaded_and_downloaded_unchanged(sandbox: Sandbox, tmp_path: P
 
 
 @ON_GVISOR
+def test_links_inside_a_tree_are_kept_and_others_skipped(
+    service: LocalService, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree, back = tmp_path / "linked", tmp_path / "back"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "file").write_text("content")
+    links = {"to-file": "file", "to-folder": "sub", "sub/up": "../file", "loop": "loop", "dangling": "sub/nothing"}
+    (tree / "sub" / "absolute").symlink_to(tree / "file")
+    for name, target in {**links, "out": "/etc/passwd"}.items():
+        (tree / name).symlink_to(target)
+    skipped: list[str] = []
+    assert sandbox.files.upload(tree, "/workspace/linked", on_skip=skipped.append) == 1
+    assert [str(tree / "out") in sentence for sentence in skipped] == [True]
+    found = sandbox.commands.run("cd linked; find . -type l -printf '%P %l\n'").stdout
+    links["sub/absolute"] = "../file"
+    assert dict(line.split() for line in found.splitlines()) == links
+    sandbox.commands.run("cd linked; ln -s /workspace/linked/file absolute; ln -s /etc/passwd secret")
+    monkeypatch.setenv("SANDLOT_DATA_DIR", str(service.data_dir))
+    assert dispatch(["cp", f"{sandbox.id}:linked", str(back)]) == 0
+    assert "/workspace/linked/secret" in capsys.readouterr().err
+    assert {str(path.relative_to(back)): str(path.readlink()) for path in back.rglob("*") if path.is_symlink()} == {**links, "absolute": "file"}
+    inode = sandbox.commands.run("stat -c %i linked/file").stdout
+    (tree / "file").write_text("newer")
+    assert dispatch(["cp", "--in-place", str(tree), f"{sandbox.id}:."]) == 0
+    assert sandbox.commands.run("stat -c %i linked/file; cat linked/sub/up").stdout == f"{inode}newer"
+
+
+@ON_GVISOR
 def test_unreadable_file_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.files.write("/workspace/shut/in/secret", "x", user="root", mode=0o600)
     with pytest.raises(SandlotError) as refused:

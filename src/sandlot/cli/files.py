@@ -63,22 +63,31 @@ def cp(
             metavar="TARGET", help="Path of the copy, in the same forms; an existing directory, or a path that ends with '/', gets the copy."
         ),
     ],
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Write into existing files of the sandbox instead of replacing them, for programs that watch them.")
+    ] = False,
     user: User = None,
     json_output: JsonOutput = False,
 ) -> None:
-    """Copy files between this machine and a sandbox."""
+    """Copy files between this machine and a sandbox.
+
+    Symbolic links inside a directory are kept; links that lead out of it are skipped.
+    """
     from sandlot.sdk import Sandbox
 
     here, there = parse_location(source), parse_location(target)
     if (here.sandbox is None) == (there.sandbox is None):
         raise typer.BadParameter("Exactly one of SOURCE and TARGET must be SANDBOX:PATH.")
+    if in_place and there.sandbox is None:
+        raise typer.BadParameter("--in-place needs a TARGET in a sandbox.")
     sandbox = Sandbox.connect(here.sandbox or there.sandbox or "", resume=False)
     try:
         with ByteProgressBar(Path(here.path).name) as bar:
             if there.sandbox is not None:
-                files = sandbox.files.upload(here.path, _guest_target(sandbox, here, there, user), user=user, on_progress=bar.update)
+                to = _guest_target(sandbox, here, there, user)
+                files = sandbox.files.upload(here.path, to, user=user, in_place=in_place, on_progress=bar.update, on_skip=note)
             else:
-                files = sandbox.files.download(here.path, local_target(here, there), user=user, on_progress=bar.update)
+                files = sandbox.files.download(here.path, local_target(here, there), user=user, on_progress=bar.update, on_skip=note)
     finally:
         sandbox.close()
     copied_bytes = 0 if bar.last is None else bar.last.done_bytes

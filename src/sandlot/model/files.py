@@ -163,12 +163,14 @@ class Unpacked:
         folders: Number of folders that the archive names.
         links: Number of symbolic and hard links.
         size_bytes: Total size of the files.
+        skipped_links: Names of the first 100 symbolic links that were skipped because they may lead out of the folder.
     """
 
     files: int
     folders: int
     links: int
     size_bytes: int
+    skipped_links: tuple[str, ...]
 
 
 def check_filename(name: str) -> str:

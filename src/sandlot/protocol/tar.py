@@ -120,28 +120,29 @@ def parts(name: str) -> list[str]:
     return names
 
 
-def check_target(member: Member, depth: int) -> None:
-    """Check that a symbolic link stays inside the target folder. Pure.
+def inner_target(target: str, depth: int, root: str) -> str | None:
+    """Return the target of a symbolic link as a relative path that stays inside the copied folder; None if the link may lead out. Pure.
 
-    ``..`` is allowed only at the beginning of the link's target, and may not lead out of the target folder. After a name, ``..`` is refused, because
-    the name may be another link: ``..`` is then relative to the target of that link.
+    ``..`` is allowed only at the beginning of a target, and may not lead out of the folder. After a name, ``..`` is refused, because the name may be
+    another link: ``..`` is then relative to the target of that link.
 
     Args:
-        member: The symbolic link.
-        depth: Number of folders between the target folder and the link.
-
-    Raises:
-        TarError: The link's target may be outside the target folder, is empty, or contains a NUL character.
+        target: Target of the link. An absolute target inside the folder becomes a relative one.
+        depth: Number of folders between the folder and the link.
+        root: Absolute path of the folder that contains the link.
     """
-    names = [part for part in member.target.split("/") if part not in {"", "."}]
+    if target.startswith("/"):
+        prefix = root.rstrip("/") + "/"
+        if not f"{target}/".startswith(prefix):
+            return None
+        target = ("../" * depth + target[len(prefix) :].lstrip("/")) or "."
+    names = [part for part in target.split("/") if part not in {"", "."}]
     climbs = 0
     while climbs < len(names) and names[climbs] == "..":
         climbs += 1
-    if member.target.startswith("/") or climbs > depth or ".." in names[climbs:] or "\0" in member.target or not member.target:
-        raise TarError(
-            f"The archive's link {shown(member.name)} has the target {shown(member.target)}, which may be outside the destination folder.",
-            member.name,
-        )
+    if climbs > depth or ".." in names[climbs:] or "\0" in target or not target:
+        return None
+    return target
 
 
 class Reader:

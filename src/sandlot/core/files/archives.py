@@ -24,6 +24,8 @@ from sandlot.protocol.helpers import PACK, UNPACK
 
 MAX_ENTRIES = 100_000
 """Maximum number of entries of an archive to unpack. Each entry takes an inode of the sandbox's disk, however small the file is."""
+MAX_SKIPPED = 100
+"""Maximum number of skipped links that a result names."""
 _MAX_NUMBER = (1 << 63) - 1
 
 
@@ -76,7 +78,15 @@ async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, u
     check_path(path)
     helper = await helpers.start(sandbox, UNPACK, {"path": path, "entries": MAX_ENTRIES}, user=user)
     result = await helper.feed(chunks)
-    return Unpacked(*(_number(result.get(name)) for name in ("files", "folders", "links", "bytes")))
+    files, folders, links, size_bytes = (_number(result.get(name)) for name in ("files", "folders", "links", "bytes"))
+    return Unpacked(files, folders, links, size_bytes, _names(result.get("skipped")))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Return the names that the guest sent. Return none if the value is not a valid list, because a hostile guest can send any value."""
+    if not isinstance(value, list) or len(value) > MAX_SKIPPED or not all(isinstance(name, str) for name in value):
+        return ()
+    return tuple(value)
 
 
 def _number(value: object) -> int:

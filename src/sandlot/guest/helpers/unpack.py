@@ -3,6 +3,7 @@
 Invariants:
 - Nothing is written outside the folder: each folder of a path is opened relative to the folder above it, without following a link.
 - A file gets its name only when it is complete. An existing file is replaced. An existing link is replaced too, not its target.
+- A symbolic link that may lead out of the folder is skipped. The result names the first ``MAX_SKIPPED`` skipped links.
 - An error names the entry that was refused. Entries that were unpacked before the error are not removed.
 - The files belong to the user that runs the helper; set-uid bits are cleared.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 READ_BYTES = 256 * 1024
 INFLATED_BYTES = 256 * 1024
 """Maximum size of one decompressed piece. A decompression bomb is written in such pieces, so it can fill the disk but not the memory."""
+MAX_SKIPPED = 100
 MAX_HELD_FOLDERS = 64
 """Number of nested folders that stay open for the next entry. Deeper folders are opened anew for each entry."""
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -102,6 +104,7 @@ class ArchiveExtractor:
         folders: Number of folders.
         links: Number of symbolic and hard links.
         bytes: Total size of the files.
+        skipped: Names of the first ``MAX_SKIPPED`` links that were skipped, as shown in messages.
     """
 
     __slots__ = (
@@ -120,6 +123,7 @@ class ArchiveExtractor:
         "files",
         "folders",
         "links",
+        "skipped",
     )
 
     def __init__(self, root: int, path: str, max_entries: int) -> None:
@@ -135,6 +139,7 @@ class ArchiveExtractor:
         self._mtime_s = 0
         self._entries = 0
         self.files = self.folders = self.links = self.bytes = 0
+        self.skipped: list[str] = []
 
     def take(self, event: tar.Member | memoryview | tar.Finished) -> None:
         """Handle the next event of the tar reader.
@@ -237,13 +242,22 @@ class ArchiveExtractor:
     def _make_link(self, member: tar.Member) -> None:
         temporary = _temporary_name()
         if member.kind == tar.SYMLINK:
-            tar.check_target(member, len(self._names) - 1)
-            os.symlink(member.target, temporary, dir_fd=self._at)
+            target = tar.inner_target(member.target, len(self._names) - 1, self._path)
+            if target is None:
+                self._skip(member)
+                return
+            os.symlink(target, temporary, dir_fd=self._at)
         else:
             self._link(member, temporary)
         self._temporary = temporary
         self._put()
         self.links += 1
+
+    def _skip(self, member: tar.Member) -> None:
+        os.close(self._at)
+        self._at = -1
+        if len(self.skipped) < MAX_SKIPPED:
+            self.skipped.append(tar.shown(member.name))
 
     def _link(self, member: tar.Member, temporary: str) -> None:
         """Create a hard link to a regular file in the folder. Other targets are refused: a symbolic link could lead out of the folder."""
@@ -345,7 +359,13 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         raise RpcError("invalid_request", error.message, _REPAIR) from None
     finally:
         extractor.close()
-    return {"files": extractor.files, "folders": extractor.folders, "links": extractor.links, "bytes": extractor.bytes}
+    return {
+        "files": extractor.files,
+        "folders": extractor.folders,
+        "links": extractor.links,
+        "bytes": extractor.bytes,
+        "skipped": extractor.skipped,
+    }
 
 
 def _unpack(extractor: ArchiveExtractor) -> None:

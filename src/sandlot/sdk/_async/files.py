@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, Self, overload
 
@@ -19,7 +21,9 @@ from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import translated
 from sandlot.sdk.models.files import FileEntry
 from sandlot.sdk.transfer.download import ArchiveExtractor, PartialFile, below
-from sandlot.sdk.transfer.upload import TransferProgress, UploadFile, UploadPlan, UploadProgress, packed, plan_upload
+from sandlot.sdk.transfer.upload import ALONE_BYTES, TransferProgress, UploadFile, UploadPlan, UploadProgress, packed, plan_upload
+
+_log = logging.getLogger(__name__)
 
 
 class AsyncFileStream:
@@ -266,18 +270,27 @@ class AsyncFiles:
         return int(response.get("removed", 1))
 
     async def upload(
-        self, local: str | Path, guest: str, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
+        self,
+        local: str | Path,
+        guest: str,
+        *,
+        user: str | None = None,
+        in_place: bool = False,
+        on_progress: backend.Callback[TransferProgress] | None = None,
+        on_skip: backend.Callback[str] | None = None,
     ) -> int:
         """Copy a file or directory of this machine to a path in the sandbox.
 
-        A link to a file is copied as the file. Links to directories, and everything that is neither file nor directory, are skipped. Of the
-        permissions, only the executable bit is kept.
+        Symbolic links inside the directory are kept. Links that lead out of the directory, and everything that is neither file, directory nor link,
+        are skipped. Hard links become separate files. Of the permissions, only the executable bit is kept.
 
         Args:
-            local: Path on this machine.
+            local: Path on this machine. A symbolic link as the last part of this path is followed.
             guest: Path of the copy in the sandbox. Missing parent directories are created.
             user: Owner of the files: ``user`` (default) or ``root``.
+            in_place: Write into existing files instead of replacing them, as in :meth:`write`. The files are then sent one after another.
             on_progress: Called after each chunk that was sent.
+            on_skip: Called with a sentence about each entry that is skipped. Default: the sentence is logged as a warning.
 
         Returns:
             Number of copied files.
@@ -286,12 +299,14 @@ class AsyncFiles:
             NotFoundError: The local path does not exist.
         """
         plan = await backend.in_thread(plan_upload, Path(local), guest)
+        for sentence in plan.skipped:
+            await _note_skipped(on_skip, sentence)
         tally = UploadProgress(plan)
-        for part in plan.parts():
+        for part in plan.parts(alone_bytes=0 if in_place else ALONE_BYTES):
             if part.directories or len(part.files) > 1:
                 await self._send_tree(part, tally, plan.root, user, on_progress)
             else:
-                await self._send_files(part, tally, user, on_progress)
+                await self._send_files(part, tally, user, on_progress, in_place=in_place)
         return len(plan.files)
 
     async def _send_tree(
@@ -310,8 +325,8 @@ class AsyncFiles:
                 raise
             # The limit of one upload is smaller than the archive. Send file by file; a file above the limit fails with its own error.
             tally.again()
-            for folder in part.directories:
-                await self.make_dir(folder, user=user)
+            if part.directories:
+                await self._send_tree(replace(part, files=()), tally, root, user, on_progress)
             await self._send_files(part, tally, user, on_progress)
 
     async def _packed(
@@ -323,12 +338,18 @@ class AsyncFiles:
             await backend.call(on_progress, tally.progress)
 
     async def _send_files(
-        self, part: UploadPlan, tally: UploadProgress, user: str | None, on_progress: backend.Callback[TransferProgress] | None
+        self,
+        part: UploadPlan,
+        tally: UploadProgress,
+        user: str | None,
+        on_progress: backend.Callback[TransferProgress] | None,
+        *,
+        in_place: bool = False,
     ) -> None:
         for file in part.files:
             mode = 0o755 if file.executable else 0o644
             with await backend.in_thread(file.source.open, "rb") as data:
-                await self.write(file.guest, self._counted(data, file, tally, on_progress), user=user, mode=mode)
+                await self.write(file.guest, self._counted(data, file, tally, on_progress), user=user, mode=mode, in_place=in_place)
             tally.finish()
             await backend.call(on_progress, tally.progress)
 
@@ -341,19 +362,28 @@ class AsyncFiles:
             await backend.call(on_progress, tally.progress)
 
     async def download(
-        self, guest: str, local: str | Path, *, user: str | None = None, on_progress: backend.Callback[TransferProgress] | None = None
+        self,
+        guest: str,
+        local: str | Path,
+        *,
+        user: str | None = None,
+        on_progress: backend.Callback[TransferProgress] | None = None,
+        on_skip: backend.Callback[str] | None = None,
     ) -> int:
         """Copy a file or directory of the sandbox to a path on this machine.
 
         A file appears under its name only when it is complete; files that were complete before an error stay. Data from the sandbox is not trusted:
-        names that lead out of the directory and paths deeper than 200 directories are refused, links in the directory are skipped, and no link below
-        ``local`` is followed. Of the permissions, only the executable bit is kept.
+        names that lead out of the directory and paths deeper than 200 directories are refused, and no link below ``local`` is followed.
+
+        Symbolic links inside the directory are kept; links that may lead out of it are skipped. Hard links become separate files. Of the
+        permissions, only the executable bit is kept.
 
         Args:
             guest: Path in the sandbox.
             local: Path of the copy on this machine. Missing parent directories are created.
             user: User whose permissions apply: ``user`` (default) or ``root``.
             on_progress: Called after each chunk that arrived.
+            on_skip: Called with a sentence about each link that is skipped. Default: the sentence is logged as a warning.
 
         Returns:
             Number of copied files.
@@ -365,18 +395,27 @@ class AsyncFiles:
         """
         entry = await self.stat(guest, user=user)
         if entry.is_dir:
-            return await self._receive_tree(guest, Path(local), user, on_progress)
+            return await self._receive_tree(guest, Path(local), user, on_progress, on_skip)
         await self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
         return 1
 
-    async def _receive_tree(self, guest: str, local: Path, user: str | None, on_progress: backend.Callback[TransferProgress] | None) -> int:
-        receiver = await backend.in_thread(ArchiveExtractor, local)
+    async def _receive_tree(
+        self,
+        guest: str,
+        local: Path,
+        user: str | None,
+        on_progress: backend.Callback[TransferProgress] | None,
+        on_skip: backend.Callback[str] | None,
+    ) -> int:
+        receiver = await backend.in_thread(ArchiveExtractor, local, guest)
         params = requests.omit_none(path=guest, user=user)
         try:
             async with self._transport.stream("GET", f"{self._path}/archive", params=params, accept="application/x-tar") as response:
                 stream = AsyncFileStream(self._transport, response, AsyncExitStack())
                 async for piece in stream:
                     await backend.in_thread(receiver.feed, piece)
+                    for sentence in receiver.take_skipped():
+                        await _note_skipped(on_skip, sentence)
                     path = below(guest, receiver.path)
                     await backend.call(on_progress, TransferProgress(path, receiver.size_bytes, None, receiver.files, None))
             await backend.in_thread(receiver.finish)
@@ -410,3 +449,10 @@ class AsyncFiles:
             if error.code in {ErrorCode.PATH_NOT_FOUND, ErrorCode.PATH_NOT_DIRECTORY}:
                 return False
             raise
+
+
+async def _note_skipped(on_skip: backend.Callback[str] | None, sentence: str) -> None:
+    if on_skip is None:
+        _log.warning("%s", sentence)
+    else:
+        await backend.call(on_skip, sentence)

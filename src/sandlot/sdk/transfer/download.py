@@ -5,7 +5,8 @@ Invariants:
 - No link below the target directory is followed: names are opened one by one, each relative to its open parent. A link in place of a file is
   replaced, and its target stays as it is.
 - A file appears under its name complete or not at all.
-- No links, owners or special files are created, and no directories deeper than every program can remove.
+- A symbolic link is created only if its target stays inside the target directory, whatever other links the directory has. Other links are skipped.
+- No owners, hard links or special files are created, and no directories deeper than every program can remove.
 - An error of this machine is a SandlotError that names the file.
 """
 
@@ -44,15 +45,18 @@ class ArchiveExtractor:
 
     Args:
         target: Directory to extract to, created if needed. Links in this path itself are followed.
+        source: Path in the sandbox of the directory that the archive contains. Absolute links below this path become relative links.
 
     Raises:
         SandlotError: The directory cannot be created.
     """
 
-    __slots__ = ("_open", "_part", "_reader", "_root", "_target", "files", "path", "size_bytes")
+    __slots__ = ("_open", "_part", "_reader", "_root", "_skipped", "_source", "_target", "files", "path", "size_bytes")
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, source: str) -> None:
         self._target = target
+        self._source = source
+        self._skipped: list[str] = []
         self._reader = tar.Reader()
         self._part: PartialFile | None = None
         self._open: tuple[list[str], int] | None = None  # directory of the last file
@@ -77,6 +81,11 @@ class ArchiveExtractor:
                 self._handle(event)
         except tar.TarError as error:
             raise InternalError(f"The archive from the sandbox is invalid. {error.message}") from None
+
+    def take_skipped(self) -> list[str]:
+        """Return a sentence about each entry that was skipped since the last call."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
 
     def finish(self) -> None:
         """Check that the archive is complete.
@@ -135,6 +144,24 @@ class ArchiveExtractor:
         elif member.kind == tar.FILE and names:
             with _os_errors(member.name):
                 self._part = PartialFile(os.dup(self._directory(names[:-1])), names[-1], member.name, executable=bool(member.mode & 0o111))
+        elif member.kind == tar.SYMLINK and names:
+            self._make_link(member, names)
+
+    def _make_link(self, member: tar.Member, names: list[str]) -> None:
+        link_target = tar.inner_target(member.target, len(names) - 1, self._source)
+        if link_target is None:
+            shown = f"{tar.shown(below(self._source, member.name))} was not copied: the link leads out of the directory"
+            self._skipped.append(f"{shown}, to {tar.shown(member.target)}.")
+            return
+        with _os_errors(member.name):
+            folder = self._directory(names[:-1])
+            temporary = f".{secrets.token_hex(_TOKEN_BYTES)}.part"
+            os.symlink(link_target, temporary, dir_fd=folder)
+            try:
+                os.rename(temporary, names[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(temporary, dir_fd=folder)
+                raise
 
     def _directory(self, names: list[str]) -> int:
         """Return the open directory of a path, created if needed. It stays open until the next call."""

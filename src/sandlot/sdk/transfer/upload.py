@@ -1,7 +1,7 @@
 """Uploads: plan which local files and directories are copied into a sandbox, and pack them.
 
-Only files and directories are copied. A symbolic link to a file is copied as that file; links to directories are skipped. Small files travel together
-in tar archives of a few megabytes, large files alone.
+Files, directories and symbolic links are copied. A link that leads out of the directory is skipped, so the copy of a link never means a file that
+was not copied. Small files travel together in tar archives of a few megabytes, large files alone.
 """
 
 from __future__ import annotations
@@ -55,10 +55,15 @@ class UploadFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadPlan:
-    """Directories of an upload, parents first, and its files."""
+    """Directories of an upload, parents first, its files, and its symbolic links with their targets.
+
+    ``skipped`` has a sentence about each entry that is not copied.
+    """
 
     directories: tuple[str, ...]
     files: tuple[UploadFile, ...]
+    links: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -70,21 +75,25 @@ class UploadPlan:
         """Path in the sandbox of the uploaded directory or file."""
         return self.directories[0] if self.directories else self.files[0].guest
 
-    def parts(self) -> Iterator[UploadPlan]:
-        """Yield the parts of the upload: archives, in which directories come before their files, then single large files."""
-        directories, files, size = list(self.directories), list[UploadFile](), 0
+    def parts(self, alone_bytes: int = ALONE_BYTES) -> Iterator[UploadPlan]:
+        """Yield the parts of the upload: archives, in which directories come before their files and links, then single files.
+
+        Args:
+            alone_bytes: Size from which a file travels alone.
+        """
+        directories, files, links, size = list(self.directories), list[UploadFile](), self.links, 0
         alone = []
         for file in self.files:
-            if file.size_bytes >= ALONE_BYTES:
+            if file.size_bytes >= alone_bytes:
                 alone.append(file)
                 continue
-            if size + file.size_bytes > PART_BYTES or len(directories) + len(files) >= PART_ENTRIES:
-                yield UploadPlan(tuple(directories), tuple(files))
-                directories, files, size = [], [], 0
+            if size + file.size_bytes > PART_BYTES or len(directories) + len(files) + len(links) >= PART_ENTRIES:
+                yield UploadPlan(tuple(directories), tuple(files), links)
+                directories, files, links, size = [], [], (), 0
             files.append(file)
             size += file.size_bytes
         if directories or files:
-            yield UploadPlan(tuple(directories), tuple(files))
+            yield UploadPlan(tuple(directories), tuple(files), links)
         for file in alone:
             yield UploadPlan((), (file,))
 
@@ -93,7 +102,7 @@ def plan_upload(local: Path, guest: str) -> UploadPlan:
     """Return the plan for copying a local file or directory.
 
     Args:
-        local: File or directory; a symbolic link is followed.
+        local: File or directory. A symbolic link in the last part of this path is followed.
         guest: Path in the sandbox.
 
     Raises:
@@ -109,22 +118,44 @@ def plan_upload(local: Path, guest: str) -> UploadPlan:
         return UploadPlan((), (_upload_file(local, guest, status),))
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidRequestError(f"{local} is neither a file nor a directory.", fields={"path": str(local)})
+    return _plan_directory(local.resolve(), guest)
+
+
+def _plan_directory(root: Path, guest: str) -> UploadPlan:
     directories, files = [guest], []
-    for directory, names, leaves in os.walk(local):
+    links: list[tuple[str, str]] = []
+    skipped: list[str] = []
+    for directory, names, leaves in os.walk(root):
         names.sort()
-        # os.walk lists links to directories here, but does not follow them.
-        names[:] = [name for name in names if not Path(directory, name).is_symlink()]
-        inside = PurePosixPath(guest, os.path.relpath(directory, local))
-        directories += [str(inside / name) for name in names]
-        for name in sorted(leaves):
-            source = Path(directory, name)
+        inside = PurePosixPath(os.path.relpath(directory, root))
+        for name in sorted((*names, *leaves)):
+            source, copy = Path(directory, name), str(PurePosixPath(guest, inside, name))
             try:
-                status = source.stat()
+                status = source.lstat()
+                target = source.readlink() if stat.S_ISLNK(status.st_mode) else None
             except OSError:
-                continue  # a dangling link, or removed meanwhile
-            if stat.S_ISREG(status.st_mode):
-                files.append(_upload_file(source, str(inside / name), status))
-    return UploadPlan(tuple(directories), tuple(files))
+                continue  # removed meanwhile
+            if target is not None:
+                if inner := _inner_target(source, target, root):
+                    links.append((copy, inner))
+                else:
+                    skipped.append(f"{tar.shown(str(source))} was not copied: the link leads out of the directory.")
+            elif stat.S_ISREG(status.st_mode):
+                files.append(_upload_file(source, copy, status))
+            elif stat.S_ISDIR(status.st_mode):
+                directories.append(copy)
+            else:
+                skipped.append(f"{tar.shown(str(source))} was not copied: it is neither a file, a directory nor a link.")
+    return UploadPlan(tuple(directories), tuple(files), tuple(links), tuple(skipped))
+
+
+def _inner_target(link: Path, target: Path, root: Path) -> str | None:
+    """Return the target of the copy of a link; None if the link, or a link that it leads to, leads out of the directory."""
+    end = Path(os.path.realpath(link))  # unlike Path.resolve, it accepts a loop of links
+    if not end.is_relative_to(root):
+        return None
+    depth = len(link.relative_to(root).parts) - 1
+    return tar.inner_target(str(target), depth, str(root)) or os.path.relpath(end, link.parent)
 
 
 class UploadProgress:
@@ -208,6 +239,8 @@ def _packed(part: UploadPlan, root: str, progress: UploadProgress) -> Iterator[b
                 yield piece
             progress.finish()
             yield rest
+    for link, target in part.links:
+        yield tar.header(tar.Member(str(PurePosixPath(link).relative_to(base)), tar.SYMLINK, mode=0o777, target=target))
     yield tar.END
 
 

@@ -151,11 +151,18 @@ class UploadArchiveResponse(ResponseModel):
     directories: int = Field(description="Number of directories that the archive names.")
     links: int = Field(description="Number of symbolic and hard links.")
     size_bytes: int = Field(description="Size of all files together.")
+    skipped_links: list[str] = Field(description="The first 100 symbolic links that were skipped because they may lead out of the directory.")
 
     @classmethod
     def of(cls, unpacked: Unpacked) -> UploadArchiveResponse:
         """Return the response for an archive that was unpacked."""
-        return cls(files=unpacked.files, directories=unpacked.folders, links=unpacked.links, size_bytes=unpacked.size_bytes)
+        return cls(
+            files=unpacked.files,
+            directories=unpacked.folders,
+            links=unpacked.links,
+            size_bytes=unpacked.size_bytes,
+            skipped_links=list(unpacked.skipped_links),
+        )
 
 
 class CreateSignedUrlRequest(RequestModel):
@@ -301,7 +308,7 @@ async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, 
 )
 @streams_request_body
 async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
-    """Unpack a tar archive in a directory, which is created if it does not exist. Files before an error stay."""
+    """Unpack a tar archive in a directory, which is created if it does not exist. Links that lead out are skipped. Files before an error stay."""
     work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
     return json_response(UploadArchiveResponse.of(await cancel_on_hangup(request, work)))
 

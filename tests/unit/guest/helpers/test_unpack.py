@@ -14,7 +14,7 @@ import pytest
 
 from sandlot.guest.helpers.unpack import Inflater
 from sandlot.protocol import values
-from tests.support.archives import Hostile, archive, entry, hostile, raw_head
+from tests.support.archives import Hostile, archive, entry, hostile, outgoing_links, raw_head
 from tests.support.programs import begin, decoded, run
 
 OUTSIDE = "/nowhere/escaped"
@@ -52,7 +52,7 @@ def test_archive_of_tarfile_is_unpacked_unchanged(folder: Path, form: int, *, co
     ]
     raw = archive(*entries, form=form)
     said = run("unpack", asked(folder), gzip.compress(raw) if compressed else raw)
-    assert said.result == {"files": 5, "folders": 1, "links": 2, "bytes": 100_009}, said
+    assert said.result == {"files": 5, "folders": 1, "links": 2, "bytes": 100_009, "skipped": []}, said
     assert (folder / "a").read_bytes() == b"x" * 100_000
     assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o755, "no set-uid bit"
     assert (folder / "a").stat().st_mtime == 1_700_000_000
@@ -75,6 +75,18 @@ def test_hostile_archive_is_refused_and_writes_nothing_outside(tmp_path: Path, f
     assert not [name for name in there(folder) if name.endswith(".part")]
     for link in folder.rglob("*"):
         assert link.resolve().is_relative_to(folder)
+
+
+def test_links_that_lead_out_are_skipped_and_named(folder: Path) -> None:
+    said = run("unpack", asked(folder), outgoing_links(OUTSIDE))
+    assert said.result is not None, said
+    assert said.result["skipped"] == ["'absolute-out'", "'up-out'", "'d/later-out'", "'two-links-out'"]
+    assert there(folder) == ["d", "d/e", "d/e/up", "file"]
+    inside = archive(*(entry(name, tarfile.SYMTYPE, target=str(folder / "file")) for name in ("here", "d/below")))
+    assert run("unpack", asked(folder), inside).result is not None
+    assert [str((folder / name).readlink()) for name in ("here", "d/below")] == ["file", "../file"]
+    many = archive(*(entry(f"{number}", tarfile.SYMTYPE, target="/") for number in range(200)))
+    assert (run("unpack", asked(folder), many).result or {})["skipped"] == [f"'{number}'" for number in range(100)]
 
 
 def test_existing_links_are_replaced_and_not_followed(tmp_path: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.archives import archive, entry
 
 
 def receive(raw: bytes, target: Path) -> ArchiveExtractor:
-    receiver = ArchiveExtractor(target)
+    receiver = ArchiveExtractor(target, "/workspace/tree")
     try:
         for at in range(0, len(raw), 777):
             receiver.feed(raw[at : at + 777])
@@ -29,7 +29,7 @@ def receive(raw: bytes, target: Path) -> ArchiveExtractor:
     return receiver
 
 
-def test_what_comes_is_made_here_without_links(tmp_path: Path) -> None:
+def test_what_comes_is_made_here_without_links_that_lead_out(tmp_path: Path) -> None:
     raw = archive(
         entry("d/", tarfile.DIRTYPE, mode=0o755),
         entry("d/a", content=b"a" * 2000),
@@ -44,6 +44,40 @@ def test_what_comes_is_made_here_without_links(tmp_path: Path) -> None:
     assert names == ["d", "d/a", "deep", "deep/er", "deep/er/b", "run"]
     assert os.access(tmp_path / "here/run", os.X_OK)
     assert not os.access(tmp_path / "here/d/a", os.X_OK)
+
+
+def test_links_inside_are_kept_and_others_are_skipped_with_a_sentence(tmp_path: Path) -> None:
+    kept = {
+        "a": ("d/file", "d/file"),
+        "dir": ("d", "d"),
+        "loop": ("loop", "loop"),
+        "dangling": ("nowhere", "nowhere"),
+        "absolute": ("/workspace/tree/d/file", "d/file"),
+        "d/up": ("../a", "../a"),
+        "d/absolute": ("/workspace/tree", "../"),
+    }
+    outside = ["/etc/passwd", "../..", "../../x", "d/../../x", "/workspace/tree2/x", "/workspace/tree/../x", "/workspace"]
+    raw = archive(
+        entry("d/file", content=b"x"),
+        *(entry(name, tarfile.SYMTYPE, target=target) for name, (target, _) in kept.items()),
+        *(entry(f"d/out{number}", tarfile.SYMTYPE, target=target) for number, target in enumerate(outside)),
+    )
+    got = receive(raw, tmp_path)
+    assert everything(tmp_path) == {"d/file": "x", **{name: f"-> {Path(target)}" for name, (_, target) in kept.items()}}
+    skipped = got.take_skipped()
+    assert [f"'/workspace/tree/d/out{number}'" in sentence for number, sentence in enumerate(skipped)] == [True] * len(outside)
+    assert got.take_skipped() == []
+
+
+def test_links_of_a_download_replace_files_and_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "file").write_text("old")
+    receive(archive(entry("file", tarfile.SYMTYPE, target="d")), tmp_path)
+    assert everything(tmp_path) == {"file": "-> d"}
+    for member in (entry("file/planted", content=b"x"), entry("d", tarfile.SYMTYPE, target="file")):
+        with pytest.raises(ConflictError):
+            receive(archive(member), tmp_path)
+        assert everything(tmp_path) == {"file": "-> d"}
 
 
 def test_what_would_lie_outside_or_too_deep_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -216,7 +250,7 @@ def test_a_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
             PartialFile.create(path, False)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConflictError, match="file"):
-        ArchiveExtractor(tmp_path / "file")
+        ArchiveExtractor(tmp_path / "file", "/workspace")
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

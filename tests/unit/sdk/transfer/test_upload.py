@@ -13,20 +13,55 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, NotFoundErr
 from sandlot.sdk.transfer.upload import TransferProgress, UploadPlan, UploadProgress, packed, plan_upload
 
 
-def test_a_folder_is_planned_from_the_top_down_without_links_to_folders(tmp_path: Path) -> None:
+def test_a_folder_is_planned_from_the_top_down_and_keeps_links_inside(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub" / "deep").mkdir(parents=True)
     (tree / "empty").mkdir()
     (tree / "a").write_text("a")
     (tree / "sub" / "deep" / "b").write_text("b")
-    (tree / "link-to-file").symlink_to("a")
-    (tree / "link-to-folder").symlink_to("sub")
-    (tree / "loop").symlink_to(".")
-    (tree / "dangling").symlink_to("nowhere")
-    os.mkfifo(tree / "pipe")
+    (tree / "hard").hardlink_to(tree / "a")
+    links = {
+        "link-to-file": ("a", "a"),
+        "link-to-folder": ("sub/", "sub"),
+        "loop": (".", "."),
+        "itself": ("itself", "itself"),
+        "dangling": ("nowhere", "nowhere"),
+        "absolute": (str(tree / "a"), "a"),
+        "sub/up": ("../a", "../a"),
+        "sub/absolute": (str(tree / "sub" / "deep"), "../sub/deep"),
+        "sub/around": ("deep/../../a", "../a"),
+        "through": ("link-to-folder/deep", "link-to-folder/deep"),
+    }
+    for name, (target, _) in links.items():
+        (tree / name).symlink_to(target)
     plan = plan_upload(tree, "/g/")
     assert plan.directories == ("/g", "/g/empty", "/g/sub", "/g/sub/deep")
-    assert [file.guest for file in plan.files] == ["/g/a", "/g/link-to-file", "/g/sub/deep/b"]
+    assert [file.guest for file in plan.files] == ["/g/a", "/g/hard", "/g/sub/deep/b"]
+    assert dict(plan.links) == {f"/g/{name}": copied for name, (_, copied) in links.items()}
+    assert plan.skipped == ()
+
+
+def test_what_leads_out_or_is_no_file_is_skipped_with_a_sentence(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tmp_path / "tree-outside").write_text("outside")
+    for name, target in {
+        "absolute": "/etc/passwd",
+        "up": "../tree-outside",
+        "chained": "sub/out",
+        "sub/out": "../../tree-outside",
+        "sub/parent": "../..",
+        "dangling": "../nothing",
+    }.items():
+        (tree / name).symlink_to(target)
+    (tree / "inside").symlink_to("sub")
+    os.mkfifo(tree / "pipe")
+    (tmp_path / "asked").symlink_to("tree")
+    plan = plan_upload(tmp_path / "asked", "/g")
+    assert plan.links == (("/g/inside", "sub"),)
+    assert plan.files == ()
+    names = [name for sentence in plan.skipped for name in [sentence.split("'")[1].removeprefix(f"{tree}/")]]
+    assert names == ["absolute", "chained", "dangling", "pipe", "up", "sub/out", "sub/parent"]
 
 
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
@@ -69,6 +104,20 @@ def test_what_is_packed_is_what_is_here(tmp_path: Path) -> None:
         {"sub": None, "sub/empty": None, "a": b"a", "sub/ünï": (tmp_path / "sub/ünï").read_bytes()},
     ]
     assert sent(plan_upload(tmp_path / "sub/empty", "/")) == [{}]
+
+
+def test_links_are_packed_once_and_files_in_place_travel_one_by_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to("a")
+    plan = plan_upload(tmp_path, "/g")
+    assert sent(plan) == [{"a": b"a", "b": b"b", "link": b"a"}]
+    parts = list(plan.parts(alone_bytes=0))
+    assert [(len(part.directories), [file.guest for file in part.files], len(part.links)) for part in parts] == [
+        (1, [], 1),
+        (0, ["/g/a"], 0),
+        (0, ["/g/b"], 0),
+    ]
 
 
 def test_a_file_that_becomes_shorter_while_it_is_packed_is_no_whole_archive(tmp_path: Path) -> None:
