@@ -217,7 +217,7 @@ def test_end_of_the_sandbox_is_reported_to_a_running_command(options: Options) -
     assert doomed.is_running()
     handle = doomed.commands.run("sleep 1000", background=True, timeout=0)
     doomed.kill()
-    with pytest.raises(SandboxNotRunningException):
+    with pytest.raises(SandboxNotRunningException, match="sandbox was killed or reached its end of life"):
         handle.wait()
     with pytest.raises(SandboxNotRunningException):
         doomed.commands.run("true")

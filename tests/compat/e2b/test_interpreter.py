@@ -187,6 +187,17 @@ def test_contexts_have_their_own_variables_and_folder(sandbox: Sandbox) -> None:
         sandbox.create_code_context(cwd="/no/such/folder")
 
 
+def test_default_contexts_are_listed_before_their_first_run(opts: Opts) -> None:
+    with Sandbox.create(timeout=120, **opts) as made:
+        defaults = made.list_code_contexts()
+        assert [(each.language, each.cwd) for each in defaults] == [(name, "/home/user") for name in ("python", "javascript", "bash")]
+        made.remove_code_context(defaults[1])
+        made.restart_code_context(defaults[2])
+        assert [made.run_code("1", context=each).error for each in defaults[:2]] == [None, None]
+        created = made.create_code_context()
+        assert [each.id for each in made.list_code_contexts()] == [*(each.id for each in defaults), created.id]
+
+
 def test_removed_default_context_starts_anew(sandbox: Sandbox) -> None:
     sandbox.run_code("here = 1")
     (default,) = (each for each in sandbox.list_code_contexts() if each.language == "python" and sandbox.run_code("here", context=each).text == "1")

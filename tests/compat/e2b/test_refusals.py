@@ -41,8 +41,6 @@ def refused(answer: httpx.Response, word: str) -> None:
     "field, value, word",
     [
         ("autoPauseMemory", False, "without memory"),
-        ("secure", False, "token"),
-        ("mcp", {"x": {}}, "MCP"),
         ("iam", {"tokens": {"aws": {"audience": "x"}}}, "identity"),
         ("iam", {"other": True}, "identity"),
         ("allowOut", ["8.8.8.8"], "allowed addresses"),
@@ -65,7 +63,7 @@ def test_unsupported_fields_are_refused_by_name(http: httpx.Client, sandbox: San
 
 def test_unsupported_fields_are_accepted_with_their_neutral_values(http: httpx.Client) -> None:
     network = {"allowOut": [], "denyOut": [], "allowPublicTraffic": False, "dnsServers": [], "egressProxy": {}, "httpsPorts": [], "rules": {}}
-    asked = {"templateID": "base", "autoPauseMemory": True, "secure": True, "mcp": {}, "iam": {"tokens": {}}, "network": network}
+    asked = {"templateID": "base", "autoPauseMemory": True, "secure": True, "iam": {"tokens": {}}, "network": network}
     made = http.post("/v2/sandboxes", json=asked)
     assert made.status_code == 201, made.text
     http.delete(f"/sandboxes/{made.json()['sandboxID']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx
 import pytest
@@ -186,6 +186,21 @@ def test_sandboxes_are_listed_with_filters_and_pages(opts: Opts, sandbox: Sandbo
     assert ids() == [sandbox.sandbox_id]
 
 
+def test_insecure_sandbox_has_a_token_too(opts: Opts) -> None:
+    with Sandbox.create(secure=False, **opts) as made:
+        assert made.commands.run("echo hello").stdout == "hello\n"
+        headers = {"E2b-Sandbox-Id": made.sandbox_id, "Content-Type": "application/json"}
+        url = f"{opts['sandbox_url']}/process.Process/List"
+        assert httpx.post(url, content=b"{}", headers=headers).status_code == 401
+
+
+def test_gateway_that_does_not_start_leaves_no_sandbox(opts: Opts) -> None:
+    mark = {"gateway": "absent"}
+    with pytest.raises(SandboxException, match="Failed to start MCP gateway"):
+        Sandbox.create("base", metadata=mark, mcp=cast("Any", {"some": {}}), **opts)
+    assert Sandbox.list(SandboxQuery(metadata=mark), **opts).next_items() == []
+
+
 def test_kill_ends_a_sandbox_once(opts: Opts) -> None:
     made = Sandbox.create(**opts)
     assert [made.kill(), made.kill(), made.is_running()] == [True, False, False]
@@ -271,9 +286,9 @@ def test_calls_of_older_clients_are_served(api: AuthenticatedClient, opts: Opts,
 def test_snapshots_can_be_used_as_templates(opts: Opts, stranger: Opts, sandbox: Sandbox) -> None:
     sandbox.commands.run("echo kept > /tmp/kept")
     running = sandbox.commands.run("sleep 600", background=True)
-    whole, files = sandbox.create_snapshot(name="whole"), sandbox.create_snapshot(mode="filesystem")
+    whole, files = sandbox.create_snapshot(name="snap-whole"), sandbox.create_snapshot(mode="filesystem")
     running.kill()
-    assert (whole.names, files.names) == (["whole"], [])
+    assert (whole.names, files.names) == (["snap-whole"], [])
 
     def listed(**query: Any) -> list[str]:  # noqa: ANN401 - E2B's
         pages = Sandbox.list_snapshots(**query, **opts)
@@ -283,9 +298,9 @@ def test_snapshots_can_be_used_as_templates(opts: Opts, stranger: Opts, sandbox:
         return found
 
     assert listed() == listed(limit=1) == listed(sandbox_id=sandbox.sandbox_id) == [whole.snapshot_id, files.snapshot_id]
-    assert listed(name="whole") == [whole.snapshot_id]
+    assert listed(name="snap-whole") == [whole.snapshot_id]
     assert listed(sandbox_id="sb-none") == []
-    for name in (whole.snapshot_id, "whole", files.snapshot_id):
+    for name in (whole.snapshot_id, "snap-whole", files.snapshot_id):
         with Sandbox.create(name, timeout=60, metadata={"of": name}, envs={"COLOUR": "red"}, **opts) as made:
             told = made.get_info()
             assert (told.template_id, told.metadata) == (name, {"of": name})

@@ -4,7 +4,8 @@ A client gets one token under two names when it creates a sandbox: it sends ``en
 ``E2B-Traffic-Access-Token``, which is the only credential of calls about code contexts.
 
 Invariants:
-- A token opens the inside of its own sandbox, and no call of the control plane.
+- A token opens the inside of its own sandbox, and no call of the control plane. It names the sandbox for clients before 2.31, which send no
+  other name after ``Sandbox.connect``.
 - A URL that is signed with a token opens the named file of the token's sandbox, whatever sandbox the header names.
 - A sandbox that does not exist or has ended is reported as by E2B's proxy: 502, "was not found".
 """
@@ -58,8 +59,9 @@ async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None
     sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
-        if token and (principal := node.tokens.principal_of_token(token, sandbox)) is not None:
-            scope["state"][_FOUND] = sandbox  # if there are several headers, readers may choose different ones
+        named = sandbox or node.tokens.sandbox_of_token(token)
+        if token and (principal := node.tokens.principal_of_token(token, named)) is not None:
+            scope["state"][_FOUND] = named  # if there are several headers, readers may choose different ones
             return principal
     if scope["path"] not in _SIGNED or not signed_urls.is_signed(scope) or request_api_key(scope["headers"]):
         return None

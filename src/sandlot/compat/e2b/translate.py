@@ -116,12 +116,8 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
     """
     if not body.auto_pause_memory:
         raise memory_required("autoPauseMemory")
-    if body.mcp:
-        raise _unsupported("An MCP gateway", "Start the MCP server in the sandbox with a command.", "mcp")
     if any((body.iam or {}).values()):
         raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
-    if body.secure is False:
-        raise _unsupported("A sandbox without a token", "Omit secure: clients send the token automatically.", "secure")
 
 
 def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> NetworkPolicy | None:

@@ -295,12 +295,12 @@ def check_name(name: str) -> str:
     """Return the name of a snapshot if the name is valid.
 
     Raises:
-        InvalidRequestError: The name is invalid, or begins like a snapshot id.
+        InvalidRequestError: The name is invalid, or has the form of a snapshot id.
     """
-    if NAME.fullmatch(name) is None or name.startswith("snap-"):
+    if NAME.fullmatch(name) is None or SNAPSHOT_ID.fullmatch(name):
         raise InvalidRequestError(
             f"The snapshot name {name[:64]!r} is not valid.",
-            hint="Use up to 63 letters, digits, '.', '_' and '-', starting with a letter or a digit, and not with 'snap-'.",
+            hint="Use up to 63 letters, digits, '.', '_' and '-', starting with a letter or a digit. A name cannot have the form of a snapshot id.",
             fields={"field": "name"},
         )
     return name

@@ -195,7 +195,11 @@ async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBe
         for name in ("X-Access-Token", "E2B-Traffic-Access-Token"):
             for headers in (ids, ids[::-1]):
                 answer = await http.get(f"{HERE}/contexts", headers=[*headers, (name, own["envdAccessToken"])])
-                assert answer.status_code == 401 or [each["id"] for each in answer.json()] == [context]
+                assert answer.status_code == 401 or answer.json()[-1]["id"] == context
+            alone = await http.get(f"{HERE}/contexts", headers={name: own["envdAccessToken"]})
+            assert alone.json()[-1]["id"] == context, "clients before 2.31 send nothing else after connecting"
+            changed = own["envdAccessToken"].replace(own["sandboxID"], other["sandboxID"])
+            refused(await http.get(f"{HERE}/contexts", headers={name: changed}), 401)
         ids_alone = {"E2b-Sandbox-Id": own["sandboxID"], "X-Access-Token": own["envdAccessToken"]}
         refused(await http.get(f"{HERE}/v2/sandboxes", headers=ids_alone), 401)
         refused(await http.delete(f"{HERE}/sandboxes/{own['sandboxID']}", headers=ids_alone), 401)

@@ -41,10 +41,8 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
     "more",
     [
         {"autoPauseMemory": False},
-        {"mcp": {"x": {}}},
         {"iam": {"tokens": {"x": {}}}},
         {"iam": {"other": 1}},
-        {"secure": False},
         {"network": {"allowOut": ["1.1.1.1"]}},
         {"network": {"denyOut": ["1.1.1.1"]}},
         {"network": {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1"]}},

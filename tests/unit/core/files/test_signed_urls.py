@@ -135,6 +135,8 @@ async def test_token_stands_for_the_key_in_requests_about_one_sandbox(node: Memo
     token, other = rig.tokens.sandbox_token(SIGNER, rig.sandbox), await make(node)
     assert rig.tokens.principal_of_token(token, rig.sandbox) == SIGNER
     assert rig.tokens.principal_of_token(token, other) is None
+    assert rig.tokens.sandbox_of_token(token) == rig.sandbox
+    assert [rig.tokens.sandbox_of_token(text) for text in ("", ".", "owner.digest", "\udc80")] == [""] * 4
     assert Rig(node, rig.sandbox, bytes(32)).tokens.principal_of_token(token, rig.sandbox) is None
     for wrong in ("", ".", token[:-1], token + "x", token.replace(SIGNER.owner, "ba9876543210"), "é", "\udc80"):
         assert rig.tokens.principal_of_token(wrong, rig.sandbox) is None

@@ -74,9 +74,10 @@ async def test_name_is_used_once_per_owner(node: MemoryNode, source: Sandbox) ->
     with pytest.raises(ConflictError, match=f"already: {taken.id}") as refused:
         await node.services.snapshots.create(OPERATOR, source.id, name="set-up")
     assert refused.value.hint
-    for name in ("", "-x", "a b", "snap-mine", "x" * 64):
+    for name in ("", "-x", "a b", "snap-node-aaaaaaaaaaaaaaaa", "x" * 64):
         with pytest.raises(InvalidRequestError, match=r"snapshot name .* is not valid"):
             await node.services.snapshots.create(OPERATOR, source.id, name=name)
+    assert (await node.services.snapshots.create(OPERATOR, source.id, name="snap-mine")).name == "snap-mine"
     hers = await node.sandboxes.create(ALICE, BASE)
     assert (await node.services.snapshots.create(ALICE, hers.id, name="set-up")).id != taken.id
 

@@ -235,7 +235,7 @@ async def _envelopes(request: Request, messages: AsyncIterator[Mapping[str, Any]
         yield connect_rpc.end(errors.rpc_error(_timeout_error(timeout_s)))
     except SandlotError as error:
         web_errors.record_failure(request.scope, error)
-        yield connect_rpc.end(errors.rpc_error(error))
+        yield connect_rpc.end(errors.stream_error(error))
     except Exception:  # noqa: BLE001 - reported to the client without details
         _log.exception("request.defect", request=get_request_id(request.scope))
         web_errors.record_failure(request.scope, defect := web_errors.internal_error(get_request_id(request.scope)))

@@ -1,15 +1,17 @@
 """Contexts of E2B's code interpreter, and the execution of code in them.
 
 Invariants:
-- Code runs in the user's home directory, like E2B's commands. So each language has its own default context for this API, which the first use creates
-  with a constant id. Later requests find the context, also after a pause, in a fork, and after a restart of the service.
+- Code runs in the user's home directory, like E2B's commands. So each language has its own default context for this API, which the first run creates
+  with a constant id. Later requests find the context, also after a pause, in a fork, and after a restart of the service. Before the first run,
+  the context is listed, and there is nothing to delete or restart.
 - If a client disconnects, its code is interrupted; the context and its variables stay. Code has no other timeout, because the client has one.
 - If the sandbox ends, the response is cut, and the client then checks whether the sandbox is running.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -118,6 +120,23 @@ def _client_events(event: CodeEvent, output: OutputEvents, *, raised: bool) -> I
         yield translate.result(event)
     elif isinstance(event, CodeEnded) and not raised and (ended := translate.end(event.status)) is not None:
         yield ended
+
+
+def listed_contexts(contexts: Sequence[Context]) -> list[dict[str, Any]]:
+    """Return the objects of all contexts of a sandbox, default contexts first. Pure."""
+    found = {context.id: context for context in contexts}
+    defaults = [found.pop(id_, Context(id_, language, HOME, "stopped", 0, None)) for language, id_ in DEFAULTS.items()]
+    return [context_object(context) for context in (*defaults, *found.values())]
+
+
+@contextmanager
+def unused_default(context: str) -> Iterator[None]:
+    """Ignore that a default context has not been created."""
+    try:
+        yield
+    except NotFoundError as error:
+        if context not in DEFAULTS.values() or error.code is not ErrorCode.CONTEXT_NOT_FOUND:
+            raise
 
 
 def context_object(context: Context) -> dict[str, Any]:

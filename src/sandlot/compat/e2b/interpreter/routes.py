@@ -57,14 +57,16 @@ async def create_context(request: Request, body: CreateContextRequest | None = N
 async def list_contexts(request: Request) -> Response:
     """List the contexts of a sandbox."""
     sandbox = (await find_requested_sandbox(request)).id
-    return e2b_json_response([operations.context_object(each) for each in await get_node(request).contexts.list(get_principal(request), sandbox)])
+    return e2b_json_response(operations.listed_contexts(await get_node(request).contexts.list(get_principal(request), sandbox)))
 
 
 @router.delete("/contexts/{context}")
 async def delete_context(context: str, request: Request) -> Response:
     """Delete a context and kill its processes."""
     sandbox = (await find_requested_sandbox(request)).id
-    await get_node(request).contexts.delete(get_principal(request), sandbox, operations.select_context(context, None)[0])
+    id_, _ = operations.select_context(context, None)
+    with operations.unused_default(id_):
+        await get_node(request).contexts.delete(get_principal(request), sandbox, id_)
     return Response(status_code=204)
 
 
@@ -72,5 +74,7 @@ async def delete_context(context: str, request: Request) -> Response:
 async def restart_context(context: str, request: Request) -> Response:
     """Restart a context: its variables are gone, and its processes are killed."""
     sandbox = (await find_requested_sandbox(request)).id
-    await get_node(request).contexts.restart(get_principal(request), sandbox, operations.select_context(context, None)[0])
+    id_, _ = operations.select_context(context, None)
+    with operations.unused_default(id_):
+        await get_node(request).contexts.restart(get_principal(request), sandbox, id_)
     return Response(status_code=204)
