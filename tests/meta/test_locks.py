@@ -14,7 +14,8 @@ from tests.meta.tree import PACKAGE, ROOT, name
 
 RUN, DEV = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
 ENVIRONMENTS = sorted((ROOT / "tests" / "environments").glob("*.in"))
-LOCKS = [RUN, DEV, *(file.with_suffix(".lock") for file in ENVIRONMENTS), *sorted((PACKAGE / "images" / "recipes").glob("*.lock"))]
+CLIENTS = sorted((ROOT / "tests" / "environments" / "clients").glob("*.in"))
+LOCKS = [RUN, DEV, *(file.with_suffix(".lock") for file in (*ENVIRONMENTS, *CLIENTS)), *sorted((PACKAGE / "images" / "recipes").glob("*.lock"))]
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>[^\\]+?))?(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})+)")
 
 
@@ -41,12 +42,13 @@ def test_the_locks_hold_what_pyproject_asks_for() -> None:
             assert all(requirement.specifier.contains(version) for version in versions), f"{requirement} is {versions} in {lock.name}"
 
 
-@pytest.mark.parametrize("file", ENVIRONMENTS, ids=name)
+@pytest.mark.parametrize("file", [*ENVIRONMENTS, *CLIENTS], ids=name)
 def test_lock_of_an_environment_satisfies_pyproject_and_the_environment(file: Path) -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     own = [line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     pinned = _versions(file.with_suffix(".lock"))
-    for requirement in map(Requirement, [*own, *pyproject["project"]["dependencies"]]):
+    beside = [] if file in CLIENTS else pyproject["project"]["dependencies"]
+    for requirement in map(Requirement, [*own, *beside]):
         versions = pinned.get(canonicalize_name(requirement.name), [])
         assert versions, f"{requirement} is not locked: run scripts/lock"
         assert all(requirement.specifier.contains(version) for version in versions), f"{requirement} is {versions}"

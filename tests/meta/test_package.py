@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.meta.tree import PACKAGE, ROOT
+from tests.support.environments import INSTALL, create_environment
 
 pytestmark = pytest.mark.soak
 
@@ -83,23 +83,8 @@ def run(wheel: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
         return done.stdout
 
     try:
-        venv.create(folder / "venv", with_pip=False)
-        install: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-config",
-            "--python",
-            python,
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-        ]
-        run(*install, "--require-hashes", "--requirement", ROOT / request.param)
-        run(*install, wheel)
+        create_environment(request.param, folder / "venv")
+        run(*INSTALL, python, wheel)
         try:
             yield run
         finally:
