@@ -46,9 +46,11 @@ FLOOD_FRAMES = frames.encode(frames.RESET, 1, b"") * 300
 """Frames of a stream that has ended. The service ignores each of them."""
 FLOOD = f"""
 import os
-flood, link = bytes.fromhex({FLOOD_FRAMES.hex()!r}), os.open("/proc/1/fd/1", os.O_WRONLY)
+ends = [number for number in os.listdir("/proc/1/fd") if os.readlink("/proc/1/fd/" + number).startswith("host:")]
+flood, link = bytes.fromhex({FLOOD_FRAMES.hex()!r}), os.open("/proc/1/fd/" + max(ends), os.O_WRONLY)
 while True: os.write(link, flood)
 """
+"""The link to the service is the last descriptor of the guest that is a pipe of the host."""
 
 Attack = Callable[["Attacker"], Awaitable[None]]
 
@@ -145,7 +147,7 @@ async def heads(at: Attacker) -> None:
 async def bodies(at: Attacker) -> None:
     """Send large bodies of JSON."""
     body = json.dumps({"code": "'é'" + "#" * (7 * MIB)}, ensure_ascii=False).encode()
-    many = json.dumps({"code": "1", "env": {str(number): "x" for number in range(45_000)}}).encode()
+    many = json.dumps({"code": "1", "env": {str(number): "x" for number in range(23_000)}}).encode()
     path = f"/v1/sandboxes/{at.sandboxes[0]}/code"
     at.http.headers["content-type"] = "application/json"
     await at.storm(8, ("POST", path, body), ("POST", path, many))
@@ -268,14 +270,18 @@ def process_s(pid: int) -> float:
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def sandbox_s(id_: str) -> float:
-    """Return the processor time of a sandbox."""
-    groups, group = Path("/sys/fs/cgroup"), f"sandlot/*/*{id_.rpartition('-')[2]}"
-    for usage in groups.glob(f"{group}/cpu.stat"):
-        return int(usage.read_text().split()[1]) / 1e6
-    for usage in groups.glob(f"cpuacct/{group}/cpuacct.usage"):  # version 1
+def sandbox_groups(id_: str) -> set[Path]:
+    """Return the control groups of all sandboxes on the node of a sandbox."""
+    groups, node = Path("/sys/fs/cgroup"), id_.split("-")[1]
+    version_1 = groups / "cpuacct" / "sandlot"
+    return {usage.parent for usage in ((version_1 if version_1.exists() else groups / "sandlot") / node).glob("*/cpu*.*")}
+
+
+def group_s(group: Path) -> float:
+    """Return the processor time of a control group, of either version."""
+    if (usage := group / "cpuacct.usage").exists():
         return int(usage.read_text()) / 1e9
-    return 0.0
+    return int((group / "cpu.stat").read_text().split()[1]) / 1e6
 
 
 async def measure(name: str, service: int, port: int, keys: tuple[str, str], args: argparse.Namespace) -> tuple[Arm, Arm]:
@@ -293,7 +299,9 @@ async def measure(name: str, service: int, port: int, keys: tuple[str, str], arg
 
     try:
         victim = Victim(clients[1], await create(clients[1], limits={"disk_bytes": 1 << 30}))
+        victims = sandbox_groups(victim.sandbox)
         sandboxes = [await create(clients[0], limits=LIMITS) for _ in range(SANDBOXES)]
+        groups = sandbox_groups(victim.sandbox) - victims
         await victim.call(Arm(), 1)
         argv = (sys.executable, __file__, "--attack", name, "--port", str(port), "--key", keys[0], *sandboxes)
         attacker = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - a moment
@@ -301,7 +309,7 @@ async def measure(name: str, service: int, port: int, keys: tuple[str, str], arg
         assert attacker.stdout is not None
 
         def used() -> dict[str, float]:
-            return {"attacker": process_s(attacker.pid), "sandboxes": sum(map(sandbox_s, sandboxes)), "service": process_s(service)}
+            return {"attacker": process_s(attacker.pid), "sandboxes": sum(map(group_s, groups)), "service": process_s(service)}
 
         try:
             for _ in range(args.rounds):
@@ -378,10 +386,12 @@ async def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="sandlot-fair-") as folder:
         async with service(Path(folder), args.isolation) as (pid, port), AsyncClient(data_dir=folder, autostart=False) as operator:
             keys = [(await operator.keys.create(name)).key for name in ("attacker", "victim")]
-            for name in args.names or ATTACKS:
-                print(table(name, *await measure(name, pid, port, (keys[0], keys[1]), args)), flush=True)
-            for sandbox in await operator.sandboxes.list():
-                await operator.sandboxes.kill(sandbox.id)
+            try:
+                for name in args.names or ATTACKS:
+                    print(table(name, *await measure(name, pid, port, (keys[0], keys[1]), args)), flush=True)
+            finally:  # they would outlive the service
+                for sandbox in await operator.sandboxes.list():
+                    await operator.sandboxes.kill(sandbox.id)
 
 
 def main() -> None:
@@ -395,6 +405,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--key", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave nothing behind
     asyncio.run(attack(args.attack, args.port, args.key, args.names) if args.attack else run(args))
 
 

@@ -4,9 +4,9 @@ Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the 
 long, so guests that send nothing else would use up the time of the event loop.
 
 Invariants:
-- After a chunk whose handling took long, the link is not read for as long as the handling took. Such pauses of all links come one after the other:
-  guests that flood their links take at most half of the event loop's time together, and not half of it each.
-- A link that had such a pause lately reads small chunks, so that other tasks wait a few milliseconds at most.
+- After a chunk whose handling took long, the link is not read for four times as long as the handling took. Such pauses of all links come one after
+  the other: guests that flood their links take at most a fifth of the event loop's time together, and not a fifth of it each.
+- A link that had such a pause lately reads small chunks, so that other tasks wait about a millisecond at most.
 - Times of handling are processor times of the event loop's thread: a busy host causes no pause.
 """
 
@@ -19,10 +19,14 @@ from typing import Final
 
 READ_BYTES: Final = 64 * 1024
 """Maximum number of bytes that are read and handled at once. Equals the default capacity of a pipe (pipe(7))."""
-SLOW_READ_BYTES: Final = 8 * 1024
-"""The same after a pause. The smallest frames of so many bytes are handled in 2.5 ms (measured)."""
+SLOW_READ_BYTES: Final = 4 * 1024
+"""The same after a pause. The smallest frames of so many bytes are handled in 1.3 ms (measured)."""
 LONG_TURN_S: Final = 0.002
 """Handling a chunk of ordinary output takes a tenth of this time. Handling a chunk of the smallest frames takes ten times this time (measured)."""
+LONG_SLOW_TURN_S: Final = 0.0003
+"""The same for ``SLOW_READ_BYTES``."""
+PAUSE: Final = 4
+"""Length of a pause in relation to the handling before it."""
 SLOW_FOR_S: Final = 1.0
 
 
@@ -71,11 +75,11 @@ class LinkReader:
         began_s = self._turns.processor_s()
         self._handle(data)
         spent_s = self._turns.processor_s() - began_s
-        if spent_s <= (LONG_TURN_S / 4 if self._is_slow() else LONG_TURN_S):
+        if spent_s <= (LONG_SLOW_TURN_S if self._is_slow() else LONG_TURN_S):
             await asyncio.sleep(0)
             return
         self._slow_until_s = self._now_s() + SLOW_FOR_S
-        await self._turns.pause(spent_s)
+        await self._turns.pause(PAUSE * spent_s)
 
     def _is_slow(self) -> bool:
         return self._slow_until_s > 0 and self._now_s() < self._slow_until_s
