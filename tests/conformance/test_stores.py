@@ -211,7 +211,7 @@ async def test_full_disk_of_a_memory_store_refuses_writes_only() -> None:
         await store.keys.add(record)
         database.faults.disk_full = True
         for write in (store.keys.revoke("name", record.created_at), store.events.add([event()]), store.sandboxes.save(sandbox(), event())):
-            with pytest.raises(HostError, match="disk is full"):
+            with pytest.raises(LimitError, match="disk is full"):
                 await write
         with pytest.raises(LimitError, match="full"):
             await blobs.write(new_file_id(), chunks_of([b"x"]))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
-from sandlot.sdk.config import SOCKET
-from tests.support.filling import MIB, changed, filled, service_on_small_disk, write, write_while_full
-from tests.support.http import unix_client
+from tests.support.filling import MIB, changed, filled, refusal, service_on_small_disk, write, write_while_full
 from tests.support.localservice import ISOLATIONS, TEMPLATE, LocalService
 from tests.support.saving import fill_up
 from tests.support.traces import settle
 
 FILES = 240
 LIMITS = {"memory": "256M", "disk": f"{FILES + 80}M"}
-
-
-async def refusal(service: LocalService, path: str, body: Mapping[str, object]) -> tuple[int, str]:
-    """Status and error code of a request that is not repeated."""
-    async with unix_client(service.data_dir / SOCKET) as http:
-        response = await http.post(path, json=body)
-    return response.status_code, response.json()["code"]
 
 
 @pytest.fixture(scope="module")

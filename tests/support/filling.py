@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandlot import Sandbox, SandlotError
+from sandlot.sdk.config import SOCKET
+from tests.support.http import unix_client
 from tests.support.localservice import ISOLATIONS, LocalService
 from tests.support.saving import place, unmount_state_dir
 from tests.support.sweeping import sweep
@@ -95,6 +97,13 @@ def changed(sandbox: Sandbox, confirmed: dict[str, str], folder: str = "/workspa
 
 def _digests(lines: str) -> dict[str, str]:
     return dict(line.split() for line in lines.splitlines())
+
+
+async def refusal(service: LocalService, path: str, body: Mapping[str, object]) -> tuple[int, str]:
+    """Status and error code of a request that is not repeated."""
+    async with unix_client(service.data_dir / SOCKET) as http:
+        response = await http.post(path, json=body)
+    return response.status_code, response.json()["code"]
 
 
 @contextmanager

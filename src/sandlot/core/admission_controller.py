@@ -161,12 +161,15 @@ class AdmissionController:
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         capabilities = await self._drivers.capabilities(spec.isolation)
+        takes = self._drivers[spec.isolation].max_resources(limits)
+        # On a host without room, the probe fails for want of room.
+        if not capabilities.can(DriverCapability.BOOT):
+            self._reservations.check_available(takes, await self._reservations.read_host())
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
         quotas.check_network(principal.quota, spec.network)
         files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
-        takes = self._drivers[spec.isolation].max_resources(limits)
         pool_spec = PoolSpec(spec.template, spec.isolation, limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
         claim = self._pools.find_warm(pool_spec, principal.owner) if has_pools else None

@@ -9,11 +9,13 @@ All functions block until the disk has written the data. Async code must call th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from sandlot.host.stage import syscalls
+from sandlot.model.errors import ErrorCode, HostError, LimitError, SandlotError
 
 
 def write_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -87,3 +89,11 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def state_dir_error(message: str, error: OSError) -> SandlotError:
+    """Return the error for a file of the state directory that cannot be written: ``node_disk_full`` on a full disk, otherwise ``host_not_ready``."""
+    message, hint = f"{message}: {error.strerror or error}.", "Free some space in the state directory (SANDLOT_DATA_DIR)."
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return LimitError(message, code=ErrorCode.NODE_DISK_FULL, hint=hint)
+    return HostError(message, code=ErrorCode.HOST_NOT_READY, hint=hint)

@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sandlot.host.blocking import outlast_cancellation
-from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, LimitError, SandlotError, UnavailableError
 
 _Result = TypeVar("_Result")
 
@@ -163,7 +163,8 @@ class Database:
         """Run ``work`` as one transaction that writes, and return its result. If ``work`` raises, nothing is changed.
 
         Raises:
-            HostError: The disk is full or cannot be written to, or the database is damaged.
+            HostError: The disk cannot be written to, or the database is damaged.
+            LimitError: The disk is full (``node_disk_full``).
             UnavailableError: The database cannot be reached now.
         """
         return await outlast_cancellation(self._run(self._writer, work))
@@ -326,7 +327,8 @@ def translate_error(error: Exception, location: str) -> SandlotError:
         primary = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if primary in _SQLITE:
             reason, hint = _SQLITE[primary]
-            return HostError(f"The database {location} cannot be used: {reason}.", code=ErrorCode.HOST_NOT_READY, hint=hint)
+            kind, code = (LimitError, ErrorCode.NODE_DISK_FULL) if primary == sqlite3.SQLITE_FULL else (HostError, ErrorCode.HOST_NOT_READY)
+            return kind(f"The database {location} cannot be used: {reason}.", code=code, hint=hint)
         if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return _unavailable(f"Another process has locked the database {location} for {WAIT_S:g} seconds.", "Try again, or end the other process.")
     state = str(getattr(cause, "sqlstate", None) or "")

@@ -25,7 +25,7 @@ from sandlot.model.specs import GIB
 from sandlot.model.states import State
 from sandlot.server.settings import Settings
 from tests.support.clock import ManualClock
-from tests.support.service import BASE, Bench, bench
+from tests.support.service import BASE, BOUNDLESS, Bench, bench
 from tests.support.until import until
 
 
@@ -96,6 +96,15 @@ async def test_driver_is_probed_again_after_the_host_was_repaired(at: Bench) -> 
     assert (await at.sandbox()).state is State.RUNNING
     at.driver.faults.reason = "not asked any more"
     assert (await at.sandbox()).state is State.RUNNING
+
+
+async def test_create_on_a_full_disk_is_busy_even_if_the_probe_failed(tmp_path: Path) -> None:
+    full_host = replace(BOUNDLESS, free=replace(BOUNDLESS.free, disk_bytes=0))
+    async with bench(tmp_path, read_host=lambda: full_host) as at:
+        at.driver.faults.reason = "No space left on device"
+        with pytest.raises(UnavailableError) as full:
+            await at.sandbox()
+    assert (full.value.code, full.value.fields["resource"]) == (ErrorCode.BUSY, "disk_bytes")
 
 
 async def test_name_belongs_to_one_live_sandbox_of_an_owner(at: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -68,3 +69,9 @@ def test_folder_is_synced_before_it_has_its_name_and_its_parent_after(tmp_path: 
     durable.publish_folder(draft, tmp_path / "image")
     assert (tmp_path / "image/content").read_bytes() == b"content"
     assert steps == ["fsync content", "fsync .draft", "fsync .draft", "rename .draft", f"fsync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("number, code", [(errno.ENOSPC, "node_disk_full"), (errno.EDQUOT, "node_disk_full"), (errno.EIO, "host_not_ready")])
+def test_only_a_full_disk_is_a_lack_of_capacity(number: int, code: str) -> None:
+    error = durable.state_dir_error("The limits could not be recorded", OSError(number, os.strerror(number)))
+    assert error.code == code

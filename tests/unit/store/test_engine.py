@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, exc, text
 
-from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.model.repositories import Store
 from sandlot.store import engine
 from sandlot.store.store import open_store
@@ -78,9 +78,9 @@ async def test_full_disk_is_reported_and_keeps_confirmed_writes(small_disk: Path
     async with open_store(small_disk / "rows.db") as store:
         await store.sandboxes.save(kept, event(sandbox=kept.id))
         large = [execution(stdout="x" * 65536) for _ in range(100)]
-        with pytest.raises(HostError) as full:
+        with pytest.raises(LimitError) as full:
             await store.executions.save(large)
-        assert "the disk is full" in full.value.message
+        assert full.value.code is ErrorCode.NODE_DISK_FULL
         assert full.value.hint
         assert await store.sandboxes.get(kept.id) == kept
         assert await store.executions.get(large[0].id) is None, "all or none"
@@ -93,7 +93,7 @@ async def test_writes_succeed_again_when_a_full_disk_has_room(small_disk: Path) 
     filler = small_disk / "filler"
     async with open_store(small_disk / "rows.db") as store:
         fill(filler)
-        with pytest.raises(HostError, match="the disk"):
+        with pytest.raises((HostError, LimitError), match="the disk"):
             await add_events(store, 1000)
         counted = len(await every_event(store))
         filler.unlink()

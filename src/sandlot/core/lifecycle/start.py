@@ -44,7 +44,7 @@ from sandlot.core.resources.start_steps import ExitedError
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
-from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
 from sandlot.model.faults import Fault
 from sandlot.model.pools import StartPath
 from sandlot.model.ports import Change, ExitReason
@@ -213,6 +213,8 @@ class TemplateSnapshotStart:
             was_prepared = await _restore(supervisor, snapshot.image, is_template=True)
         except SandlotError as error:
             supervisor.check_end()
+            if error.code is ErrorCode.NODE_DISK_FULL:
+                raise  # the snapshot is good, and a boot would need the same disk
             _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
             pools.discard_snapshot(snapshot, str(error))
             raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error

@@ -41,7 +41,7 @@ from sandlot.core.resources.reservations import Purpose, Reservation, Reservatio
 from sandlot.core.resources.start_slots import StartSlots
 from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources
 from sandlot.model.specs import TemplateRef
@@ -253,10 +253,15 @@ class PoolRefiller:
 
     def _fits(self, needed: Resources, reading: HostReading, ignoring: Collection[Reservation] = ()) -> bool:
         """Return True if an amount fits on the node in addition to all reservations. Reservations in ``ignoring`` do not count."""
+        return not self._shortage(needed, reading, ignoring)
+
+    def _shortage(self, needed: Resources, reading: HostReading, ignoring: Collection[Reservation] = ()) -> str:
+        """Return the reason why an amount does not fit, or an empty text; see :meth:`_fits`."""
         try:
-            return self._reservations.fits(needed, reading, ignoring=ignoring)
-        except InvalidRequestError:  # the amount can never fit on this node
-            return False
+            self._reservations.check_available(needed, reading, ignoring=ignoring)
+        except (InvalidRequestError, UnavailableError) as error:
+            return error.message
+        return ""
 
     # Check of all pools ------------------------------------------------------------------------------------------------
 
@@ -272,18 +277,25 @@ class PoolRefiller:
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
             await self._snapshots.sweep()
-        try:
-            self._reservations.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._reservations.read_host())
-        except UnavailableError:
-            if not self._reservations.leaving():  # the next reading shows whether the last removal was enough
-                self.evict_next()
-        else:
-            if self._snapshot_task is None and not self._start_slots.locked():
-                self._snapshot_task = asyncio.create_task(self._make_snapshots())
-                self._snapshot_task.add_done_callback(self._snapshots_made)
+        if await self._check_pressure() and self._snapshot_task is None and not self._start_slots.locked():
+            self._snapshot_task = asyncio.create_task(self._make_snapshots())
+            self._snapshot_task.add_done_callback(self._snapshots_made)
         every = tuple(pools.values())
         for pool in sorted(every, key=lambda pool: fill_priority(pool, every)):
             await self._refill(pool)
+
+    async def _check_pressure(self) -> bool:
+        """Return True if the host has memory for fills. If not, start to remove one entry, and report the reason in the pools that lack entries."""
+        try:
+            self._reservations.check_pressure(Resources(memory_bytes=1, disk_bytes=0, pids=0), await self._reservations.read_host())
+        except UnavailableError as error:
+            for pool in self._registry.pools.values():
+                if len(pool.ready) < policy.wanted_warm(pool.sizes, pool.growth):
+                    pool.error = error.message
+            if not self._reservations.leaving():  # the next reading shows whether the last removal was enough
+                self.evict_next()
+            return False
+        return True
 
     async def _delete_revoked(self, pool: Pool) -> None:
         async with self._registry.lock:
@@ -407,8 +419,10 @@ class PoolRefiller:
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox of the same limits must remain
-            if not self._fits(needed, reading):
+            if shortage := self._shortage(needed, reading):
                 is_coming = not pool.is_private and self.make_room_for_shared(needed, reading)
+                if not is_coming:
+                    pool.error = f"The node has no room for a sandbox of the pool and one more of the same limits. {shortage}"
                 pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(1 if is_coming else 2)
                 return
             reservation = self._reservations.reserve(Purpose.POOL, max_resources, reading)
@@ -430,7 +444,8 @@ class PoolRefiller:
             self._metrics.refill_failed(spec.isolation)
             pool.failures, pool.error = pool.failures + 1, reason
             pool.not_before_s = self._clock.monotonic_s() + policy.back_off_s(pool.failures)
-            if snapshot is not None and pool.failures > 1:
+            is_full = isinstance(error, SandlotError) and error.code is ErrorCode.NODE_DISK_FULL
+            if snapshot is not None and pool.failures > 1 and not is_full:
                 self._snapshots.discard(snapshot, reason)
         else:
             pool.failures, pool.error = 0, ""

@@ -29,7 +29,7 @@ from sandlot.core.records.write_behind import WriteBehind
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import HostError, UnavailableError
+from sandlot.model.errors import HostError, LimitError, UnavailableError
 from sandlot.model.executions import LOST, NATIVE, RUNNING, CellError, Channel, ExecutionOptions, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
@@ -277,7 +277,7 @@ class ExecutionLog:
     async def _write(self, batch: Sequence[ExecutionRecord]) -> bool:
         try:
             await self._table.save(batch)
-        except (HostError, UnavailableError) as error:
+        except (HostError, LimitError, UnavailableError) as error:
             self._failed(error)  # the store may work again later, so the entries stay pending
             return False
         except Exception as error:  # noqa: BLE001 - one record that the store always refuses must not block the others

@@ -26,6 +26,7 @@ from sandlot.drivers.oci.snapshots.take import SnapshotRequest, take_snapshot
 from sandlot.host.blocking import finished, run_blocking
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.disk_images import written_bytes
+from sandlot.host.durable import state_dir_error
 from sandlot.host.launcher import Started
 from sandlot.host.link_pipes import PipeStream
 from sandlot.host.process_identity import is_ending, open_process, wait_ended, wait_ended_within
@@ -129,6 +130,7 @@ class OciInstance:
             UnsupportedError: The disk limit cannot be changed, or the runtime cannot change volumes.
             ConflictError: The sandbox uses more than the new limits, uses a volume that would be detached, or is paused.
             HostError: The kernel refused the change, or the limits cannot be recorded.
+            LimitError: The limits cannot be recorded, because the disk is full (``node_disk_full``).
             SandboxEndedError: The sandbox has ended.
         """
         await self._check_live()
@@ -150,11 +152,7 @@ class OciInstance:
             except FileNotFoundError:
                 raise await self._ended_error() from None
             except OSError as error:
-                raise HostError(
-                    f"The new limits could not be recorded: {error.strerror} ({error.filename}).",
-                    code=ErrorCode.HOST_NOT_READY,
-                    hint="Free some space in the state directory (SANDLOT_DATA_DIR).",
-                ) from error
+                raise state_dir_error("The new limits could not be recorded", error) from error
 
     async def _change_volumes(self, change: Change) -> None:
         if reason := self._runtime.unsupported.get(DriverCapability.CONFIGURE_VOLUMES, ""):

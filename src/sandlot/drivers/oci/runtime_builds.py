@@ -68,6 +68,7 @@ class RuntimeBuilds:
 
         Raises:
             HostError: The runtime is not installed, is too old, or cannot be copied.
+            LimitError: The runtime cannot be copied, because the disk is full (``node_disk_full``).
         """
         installed = self.installed()
         if DriverCapability.SNAPSHOT in self._runtime.unsupported:
@@ -77,11 +78,7 @@ class RuntimeBuilds:
                 if self._check_copy(installed.sha256):
                     self._copy(installed)
         except OSError as error:
-            raise HostError(
-                f"{installed.path} could not be copied to {self._folder}: {error.strerror or error}.",
-                code=ErrorCode.HOST_NOT_READY,
-                hint="Free some space in the state directory (SANDLOT_DATA_DIR).",
-            ) from error
+            raise durable.state_dir_error(f"{installed.path} could not be copied to {self._folder}", error) from error
         return self.get(installed.sha256)
 
     def get(self, sha256: str) -> Program:

@@ -23,7 +23,7 @@ from datetime import datetime
 from typing import Protocol, Self, TypeVar
 
 from sandlot.model.access import OwnerId
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
 from sandlot.model.ids import FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.records import (
     DeliveryProgress,
@@ -854,9 +854,9 @@ def _conflict(message: str, hint: str) -> ConflictError:
     return ConflictError(message, code=ErrorCode.CONFLICT, hint=hint)
 
 
-def _disk_full() -> HostError:
-    return HostError(
+def _disk_full() -> LimitError:
+    return LimitError(
         "The database in memory cannot be written: the disk is full.",
-        code=ErrorCode.HOST_NOT_READY,
+        code=ErrorCode.NODE_DISK_FULL,
         hint="Free disk space. Committed records are not lost.",
     )

@@ -10,7 +10,9 @@ no time passes: a test advances the clock and calls :func:`refill`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,9 +26,10 @@ from sandlot.core.pools.config_file import POOLS_FILE
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.warm import NEUTRAL_IDENTITY
+from sandlot.core.resources.reservations import READING_MAX_AGE_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
-from sandlot.model.errors import ConflictError, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, HostError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.model.ports import DriverCapability
 from sandlot.model.records import NewEvent, SandboxRecord
@@ -351,6 +354,51 @@ async def test_failed_fill_is_reported_counted_and_retried(node: MemoryNode) -> 
     await refill(node)
     assert len(pool.ready) == 1
     assert node.pools.find(OPERATOR, pool.id).error == ""
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        pytest.param({"disk_bytes": GIB}, id="disk"),
+        pytest.param({"memory_bytes": 0}, id="memory"),
+        pytest.param({"pids": 0}, id="tasks"),
+    ],
+)
+async def test_pool_that_cannot_refill_for_want_of_room_gives_the_reason(state: NodeState, free: dict[str, int]) -> None:
+    async with open_node(state) as node:
+        pool = await filled_pool(node, warm=1)
+        room = state.host
+        state.host = replace(room, free=replace(room.free, **free))
+        node.clock.advance(READING_MAX_AGE_S)
+        await create(node)
+        for _ in range(10):
+            await refill(node)
+        assert len(pool.ready) == 0
+        assert {"disk_bytes": "disk space", "memory_bytes": "memory", "pids": "tasks"}[next(iter(free))] in node.pools.find(OPERATOR, pool.id).error
+
+        state.host = room
+        for _ in range(30):
+            await refill(node)
+        assert len(pool.ready) == 1
+        assert node.pools.find(OPERATOR, pool.id).error == ""
+
+
+async def test_template_snapshot_is_kept_when_a_start_fails_on_a_full_disk(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        pool = await create_pool(node, warm=1)
+        await refill(node)
+        assert (before := node.pools.find(OPERATOR, pool.id).snapshot) is not None
+        await create(node)
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        node.driver.fail_next("prepare", *[full] * 4)
+        for _ in range(2):
+            with pytest.raises(LimitError) as refused:
+                await create(node)
+            assert refused.value.code is ErrorCode.NODE_DISK_FULL
+        for _ in range(30):
+            await refill(node)
+        assert node.pools.find(OPERATOR, pool.id).snapshot == before
+        assert len(pool.ready) >= 1
 
 
 async def test_refill_leaves_room_for_one_more_sandbox(state: NodeState) -> None:

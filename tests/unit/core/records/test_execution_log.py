@@ -18,7 +18,7 @@ from sandlot.core.records.retention import Keep, Retention
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import PART, BufferBudget
-from sandlot.model.errors import ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.errors import ErrorCode, InternalError, LimitError, NotFoundError
 from sandlot.model.executions import KILLED, ExecutionOptions, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
@@ -57,8 +57,8 @@ def journal_of(table: SqlExecutionRepository, store: SqlStore, clock: ManualCloc
     return ExecutionLog(table, NodeId("aaaa"), clock, metrics, Retention(store, Keep(), lambda _: Quota(), clock, metrics)), metrics
 
 
-def disk_full() -> HostError:
-    return HostError("The disk is full.", code=ErrorCode.HOST_NOT_READY)
+def disk_full() -> LimitError:
+    return LimitError("The disk is full.", code=ErrorCode.NODE_DISK_FULL)
 
 
 async def logged(at: Bench, id_: str) -> ExecutionRecord:
