@@ -252,7 +252,7 @@ class AdmissionController:
 
         Args:
             sandbox: The hibernated sandbox.
-            replacing: Reservation of the disk space of its hibernation image. It is released.
+            replacing: Reservation of the hibernated sandbox. It is released.
 
         Raises:
             LimitError: The owner's other sandboxes leave too little of the quota; code ``quota_exceeded``.

@@ -122,8 +122,8 @@ class SandboxSupervisor:
         """Operation that still runs although the end of the sandbox has cancelled it."""
         self._cut_reservation: Reservation | None = None
         """Reservation for the resources that ``_cut_operation`` may still make."""
-        self._image_reservation: Reservation | None = None
-        """Reservation of the disk space of the hibernation image; None while the sandbox is not hibernated."""
+        self._hibernation: Reservation | None = None
+        """Reservation of the hibernated sandbox, which holds nothing beside its written image; None while the sandbox is not hibernated."""
         self._recorded_ref: str | None = None
         """Reference of the instance with which the sandbox was last recorded as running; None: it was not."""
         self._releases: set[asyncio.Task[None]] = set()
@@ -401,22 +401,23 @@ class SandboxSupervisor:
         """Begin to release all resources of a hibernated sandbox except its image. The release continues after this method has returned.
 
         Args:
-            disk_bytes: Size of the image in bytes, which stays reserved.
+            disk_bytes: Size of the image in bytes. It counts until the host shows its space as used.
         """
         allocation, self.sandbox.allocation = self.sandbox.allocation, None
-        if self._image_reservation is None:
+        if self._hibernation is None:
             amount = Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0)
-            self._image_reservation = self.dependencies.reservations.record(Purpose.SANDBOX, amount, owner=self.sandbox.owner)
+            self._hibernation = self.dependencies.reservations.record(Purpose.SANDBOX, amount, owner=self.sandbox.owner)
+            self._hibernation.settle(disk_bytes)
         if allocation is not None:
             self._release(allocation)
 
     async def reserve_again(self) -> None:
         """Reserve the resources of a hibernated sandbox, and give the sandbox a new allocation. For errors see ``AdmissionController.readmit``."""
         sandbox, dependencies = self.sandbox, self.dependencies
-        if self._image_reservation is None:
-            raise InternalError(f"Sandbox {sandbox.id} has no reservation for its hibernation image.")
-        reservation = await dependencies.admission.readmit(sandbox, self._image_reservation)
-        self._image_reservation = None
+        if self._hibernation is None:
+            raise InternalError(f"Sandbox {sandbox.id} has no reservation as a hibernated sandbox.")
+        reservation = await dependencies.admission.readmit(sandbox, self._hibernation)
+        self._hibernation = None
         sandbox.allocation = Allocation(self.driver, reservation, dependencies.clock, sandbox.id)
 
     def _release(self, allocation: Allocation) -> None:
@@ -463,7 +464,7 @@ class SandboxSupervisor:
         await asyncio.gather(*self._releases)
         await saving
         await self.dependencies.memory_images.remove(sandbox.id)
-        for reservation in (self._image_reservation, self._cut_reservation):
+        for reservation in (self._hibernation, self._cut_reservation):
             if reservation is not None:
                 reservation.release()
 

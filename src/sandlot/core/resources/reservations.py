@@ -252,7 +252,7 @@ class Purpose(StrEnum):
     """Purpose of a reservation."""
 
     SANDBOX = "sandbox"
-    """A sandbox of an owner, or the hibernation image of one."""
+    """A sandbox of an owner. A hibernated sandbox holds nothing: its image is no free space of the host any more."""
     POOL = "pool"
     """A warm or prepared sandbox of a pool, or the sandbox from which a template snapshot is made."""
     VOLUME = "volume"
@@ -386,10 +386,10 @@ class Reservations:
         self._changed = asyncio.Event()
         """Set, and replaced by a new event, when a reservation is released or changes."""
         self._suspending: Reservation | None = None
+        """Reservation of the hibernation that uses the suspend reserve."""
         self._reclaim: Callable[[int], Awaitable[int]] | None = None
         self.unread_disk_bytes = 0
         """Disk space that was reserved and written since the host was last read; see :meth:`Reservation.settle`."""
-        """Reservation of the hibernation that uses the suspend reserve."""
         self._evict_next: Callable[[], Reservation | None] = lambda: None
 
     def evict_with(self, evict_next: Callable[[], Reservation | None]) -> None:
@@ -640,8 +640,9 @@ class Reservations:
 
     async def capacity(self) -> NodeCapacity:
         """Return the capacity of this node."""
+        reading = await self.read_host()  # first: it changes what counts as unread
         sandboxes = sum(1 for each in self._all if each.purpose in {Purpose.SANDBOX, Purpose.POOL})
-        return node_capacity(self._amounts(), sandboxes, await self.read_host(), self._overcommit)
+        return node_capacity(self._amounts(), sandboxes, reading, self._overcommit)
 
     async def _refresh(self) -> HostReading:
         settled = self.unread_disk_bytes

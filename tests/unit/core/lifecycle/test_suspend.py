@@ -10,7 +10,9 @@ import pytest
 
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.lifecycle.suspend import EXPIRY_RETRY_S
+from sandlot.core.resources.reservations import READING_MAX_AGE_S
 from sandlot.core.sandbox import Sandbox
+from sandlot.host.capacity import held_bytes
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
 from sandlot.model.ports import DriverCapability
@@ -221,6 +223,18 @@ async def test_resources_from_before_a_hibernation_stay_reserved_until_they_are_
     await settled(lambda: node.driver.leftovers() == [sandbox.ref])
     await run_pending()
     assert (await node.reservations.reserved()).memory_bytes == GIB
+
+
+async def test_hibernation_image_counts_until_the_host_shows_its_space_as_used(node: MemoryNode, sandbox: Sandbox) -> None:
+    image = node.state.data_dir / "saved" / sandbox.id
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
+    await settled(lambda: node.driver.leftovers() == [])
+    await run_pending()
+    size_bytes = held_bytes(image)
+    assert size_bytes > 0
+    assert (await node.reservations.reserved()).disk_bytes == size_bytes
+    node.clock.advance(READING_MAX_AGE_S)
+    assert (await node.reservations.reserved()).disk_bytes == 0
 
 
 async def test_wake_waits_for_the_room_of_its_earlier_resources(tmp_path: Path) -> None:
