@@ -67,6 +67,20 @@ async def test_bash_keeps_its_state_and_reports_exit_statuses(inside: Inside) ->
     assert (await run(inside, "bash", "echo [$x]")).texts[1] == "[]\n"
 
 
+async def test_settings_of_bash_keep_its_variables(inside: Inside) -> None:
+    for code in (
+        "TMOUT=1; sleep 2",
+        "PROMPT_COMMAND='exit 3'; printf() { :; }",
+        "set -eu; echo $nosuch",
+        "trap 'echo failed' ERR; set -e; false",
+        "set -r",
+    ):
+        await run(inside, "bash", f"kept=yes; f() {{ echo $kept; }}; {code}")
+        told = await run(inside, "bash", "f", timeout_s=30)
+        assert (told.texts, told.errors) == ({1: "yes\n", 2: ""}, []), code
+        await run(inside, "bash", "trap - ERR; set +eu; exit")
+
+
 async def test_javascript_keeps_its_state_and_shows_values(inside: Inside) -> None:
     told = await run(inside, "javascript", "const x = 5; console.log('out'); console.error('err'); [x]")
     assert told.result is not None

@@ -10,7 +10,9 @@ Invariants:
 - SIGINT ends the foreground command and the rest of the cell. The shell and its background jobs continue. The signal is repeated until the
   cell ends, because bash runs the next command of the cell if a command survives the signal.
 - After ``set -e``, a failed command ends the cell, not the shell.
-- ``exit`` ends the shell. The standard error of the cell then says that the shell has ended, and the next cell starts a new shell.
+- Settings of cells, such as options, traps, ``TMOUT``, ``PROMPT_COMMAND``, and functions named like builtins, do not end the shell.
+- ``exit`` ends the shell, and so does ``exec`` with a program. The standard error of the cell then says that the shell has ended, and the next
+  cell starts a new shell. If the shell ends between two cells, the standard error of the second cell says so.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ if TYPE_CHECKING:
 
 BASH = "/bin/bash"
 RCFILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "init.bash")
-COMMANDS_FD, EVENTS_FD, STDERR_FD, CELL_FD = 60, 61, 62, 63
+COMMANDS_FD, EVENTS_FD, STDERR_FD, CELL_FD, NULL_FD, TRAPS_FD, STATE_FD = range(760, 767)
 """Descriptor numbers inside bash, in addition to 0, 1 and 2. ``init.bash`` uses the same numbers and explains them."""
 STDERR = 2
+MAX_TRAPS_BYTES = 1 << 20
 INTERRUPT_AGAIN_MS = 400
 """Milliseconds after which SIGINT is sent again if the cell has not ended."""
 LEADS_GROUP = os.getpgrp() == os.getpid()
@@ -47,6 +50,7 @@ class Shell:
     Attributes:
         pid: Pid of the bash process.
         cell_fd: Descriptor of a memory file with the text of the cell (memfd_create(2)).
+        traps_fd: Descriptor of a memory file with commands that set the DEBUG and RETURN traps of the last cell again.
         commands_fd: Descriptor of the write end of the pipe on which bash gets the number of the next cell.
         events_fd: Descriptor of the read end of the pipe on which bash reports that it is ready and that a cell has ended.
         is_mute: True if the write end of the pipe of ``events_fd`` is closed in all processes, so that bash can no longer report anything.
@@ -56,11 +60,12 @@ class Shell:
     """
 
     def __init__(self) -> None:
-        self.cell_fd = os.memfd_create("cell")
+        self.cell_fd, self.traps_fd, state_fd = (os.memfd_create(name) for name in ("cell", "traps", "state"))
         commands_read, self.commands_fd = os.pipe()
         self.events_fd, events_write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR)
-        inherited = [(null, 0), (STDERR, STDERR_FD), (null, STDERR), (commands_read, COMMANDS_FD), (events_write, EVENTS_FD), (self.cell_fd, CELL_FD)]
+        inherited = [(null, 0), (STDERR, STDERR_FD), (null, STDERR), (commands_read, COMMANDS_FD), (events_write, EVENTS_FD)]
+        inherited += [(self.cell_fd, CELL_FD), (null, NULL_FD), (self.traps_fd, TRAPS_FD), (state_fd, STATE_FD)]
         try:
             self.pid = os.posix_spawn(
                 BASH,
@@ -70,7 +75,7 @@ class Shell:
                 setsigdef=[signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores the last two; otherwise bash would too
             )
         finally:
-            for fd in (commands_read, events_write, null):
+            for fd in (commands_read, events_write, null, state_fd):
                 os.close(fd)
         self._partial_line = b""
         self._number = 0
@@ -88,8 +93,12 @@ class Shell:
         self._number += 1
         self._is_busy = True
         os.ftruncate(self.cell_fd, 0)
-        parts = (str(self._number), before, code)
-        text = memoryview(b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in parts))
+        traps = os.pread(self.traps_fd, MAX_TRAPS_BYTES, 0)
+        if traps:
+            os.ftruncate(self.traps_fd, 0)
+            os.lseek(self.traps_fd, 0, os.SEEK_SET)
+        parts = (b"%d" % self._number, encode(before), encode(code), traps)
+        text = memoryview(b"".join(part + b"\0" for part in parts))
         at = 0
         while at < len(text):
             at += os.pwrite(self.cell_fd, text[at:], at)
@@ -124,7 +133,7 @@ class Shell:
                 if self._is_ready and self._is_busy:
                     self._start_cell()  # an interrupt came before bash had started the cell, so bash waits for the cell's number again
                 self._is_ready = True
-            elif self._is_busy and number == str(self._number):
+            elif self._is_busy and number in ("", str(self._number)):  # the number is empty if the cell has unset the shell's variables
                 self._is_busy = self._is_ready = False
                 ended = word, int(status) if status.isdigit() else 1
         return ended
@@ -138,7 +147,7 @@ class Shell:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
             return None
-        for fd in (self.cell_fd, self.commands_fd, self.events_fd):
+        for fd in (self.cell_fd, self.traps_fd, self.commands_fd, self.events_fd):
             os.close(fd)
         return SIGNAL_STATUS + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
@@ -156,6 +165,7 @@ class BashKernel:
         self._count = 0
         self._shell: Shell | None = None
         self._before = ""
+        self._note = ""
         self._cell: str | None = None
         self._is_interrupted = False
         self._waiting: list[dict[str, Any]] = []
@@ -247,6 +257,9 @@ class BashKernel:
         except OSError as error:
             self._fail("KernelError", f"{BASH} cannot be started: {error.strerror}.")
             return
+        if self._note:
+            self._send_note(self._note)
+            self._note = ""
         set_variables = "".join(f"__sandlot_set {name} {quote(value)}\n" for name, value in message["env"].items() if is_name(name))
         self._shell.run(self._before + set_variables, code)
         self._before = ""
@@ -269,14 +282,18 @@ class BashKernel:
         if status is None:
             return
         self._shell = None
-        if self._cell is None:
-            return
         what = f"was ended by signal {status - SIGNAL_STATUS}" if status > SIGNAL_STATUS else f"has ended with status {status}"
-        self._send_for_cell({"event": "output", "channel": STDERR, "data": f"The shell {what}. The next cell starts a new shell.\n".encode()})
+        if self._cell is None:
+            self._note = f"The shell {what} before this cell. The cell runs in a new shell.\n"
+            return
+        self._send_note(f"The shell {what}. The next cell starts a new shell.\n")
         if status:
             self._fail("ExitStatus", str(status))
         else:
             self._done(ok=True)
+
+    def _send_note(self, text: str) -> None:
+        self._send_for_cell({"event": "output", "channel": STDERR, "data": text.encode()})
 
     def _fail(self, name: str, value: str) -> None:
         text = f"{name}: {value}" if value else name
@@ -299,6 +316,11 @@ class BashKernel:
 def is_name(text: str) -> bool:
     """Return True if ``text`` is a valid name of a bash variable."""
     return text.isascii() and text.isidentifier()
+
+
+def encode(text: str) -> bytes:
+    """Return the bytes of a text. Bytes that are not UTF-8 are surrogates in the text."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def quote(text: str) -> str:

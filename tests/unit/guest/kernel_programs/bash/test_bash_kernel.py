@@ -149,7 +149,7 @@ def test_exit_ends_the_shell_and_the_next_cell_starts_a_new_one(shell: Piped, tm
 
 def test_stray_break_and_return_do_not_end_the_kernel(shell: Piped) -> None:
     shell.run("kept=yes")
-    for code in ("break", "break 9", "continue 2", "return 4", "shift 3", "fi", "}", "exec 61>&-; true"):
+    for code in ("break", "break 9", "continue 2", "return 4", "shift 3", "fi", "}", "exec 761>&-; true"):
         shell.run(code)
     assert shell.run("echo still").stdout == "still\n"
 
@@ -163,6 +163,132 @@ def test_environment_of_a_cell_applies_to_that_cell_only(shell: Piped) -> None:
     shell.until(cell, lambda outcome: outcome.stdout == "on\n")
     shell.stop(cell)
     assert shell.run("echo $WAS").stdout == "before\n"
+
+
+def test_settings_of_a_cell_neither_end_nor_confuse_the_kernel(shell: Piped, subtests: pytest.Subtests) -> None:
+    for code in [
+        "PROMPT_COMMAND='echo prompt; exit'",
+        "PROMPT_COMMAND=(exit exit)",
+        "unset PROMPT_COMMAND",
+        "readonly PROMPT_COMMAND=exit",
+        "printf() { :; }",
+        "read() { :; }; mapfile() { :; }; local() { :; }; jobs() { :; }",
+        "eval() { :; }; set() { :; }; shopt() { :; }; enable() { :; }",
+        "unset() { :; }; export() { :; }; declare() { :; }; kill() { :; }",
+        "exit() { return 0; }; return() { :; }; break() { :; }; continue() { :; }; exec() { :; }; trap() { :; }",
+        "builtin() { :; }; command() { :; }; printf() { :; }; mapfile() { :; }; eval() { :; }",
+        ":() { false; }; true() { false; }; test() { false; }; [() { false; }",
+        "shopt -s expand_aliases; alias builtin=false eval=false printf=false mapfile=false set=false",
+        "enable -n printf mapfile eval kill jobs shopt",
+        "set -u",
+        "set -f -C -k",
+        "set -a -h -b",
+        "set -o posix; printf() { :; }; mapfile() { :; }",
+        "shopt -s extdebug failglob nocasematch xpg_echo compat31",
+        "IFS=x",
+        "readonly IFS=0123456789 number=1 status=1 name=1 entry=1",
+        "declare -n number=x status=x name=x entry=x",
+        "FUNCNEST=1",
+        'exec 3>&-; for fd in {3..254}; do builtin eval "exec $fd>&-"; done',
+        "__sandlot_over() { :; }; unset -f __sandlot_next || true",
+        "exec no-such-program || true",
+        "[[ a b ]]",
+        "[[ (",
+        "set -r",
+        "set -n; set -t; set -p; set -m",
+        "enable -n builtin eval mapfile",
+        "trap 'echo never >/dev/full; false' CHLD USR1; kill -USR1 $$",
+        "for name in $(compgen -v); do unset $name; done 2>/dev/null; kept=yes PATH=/usr/bin:/bin",
+        "exec 60>&- 61>&- 62>&- 63>&-",
+    ]:
+        with subtests.test(code=code):
+            shell.run(f"kept=yes\n{code}")
+            for _ in range(2):
+                outcome = shell.run('echo "<$kept>"')
+                assert (outcome.stdout, outcome.stderr, outcome.errors) == ("<yes>\n", "", [])
+            assert shell.run("(\\builtin exit 4)").errors == [("ExitStatus", "4")]
+            assert shell.run("sh -c 'echo $LENT'", {"LENT": "a b"}).stdout == "a b\n"
+            assert shell.run('echo "<${LENT-gone}>"').stdout == "<gone>\n"
+            shell.run('kill -9 "$$"; \\builtin kill -9 "$$"')
+
+
+def test_failed_expansion_under_set_e_ends_the_cell_and_keeps_the_variables(shell: Piped, subtests: pytest.Subtests) -> None:
+    shell.run(
+        "declare -A map=([a]='1 2'); list=(a 'b c'); export OUT=o; f() { echo \"f $1\"; }; alias ll='echo L'; set -- one 'two 2'; cd /; umask 027"
+    )
+    shell.run("shopt -s nullglob; set -o pipefail; trap 'echo usr' USR1; readonly fixed=1; sleep 300 & job=$!")
+    for code in ("echo $nosuch", ": ${nosuch?}", "fixed=2", "source /nowhere", "g() { echo ${nosuch:?no}; }; g", "x=${list[-9]}"):
+        with subtests.test(code=code):
+            outcome = shell.run(f"set -eu\necho on\n{code}\necho never")
+            assert (outcome.stdout, outcome.errors, "shell" in outcome.stderr) == ("on\n", [("ExitStatus", "1")], False)
+            outcome = shell.run('echo $? "${map[a]}" "${list[1]}" "$2" $fixed; f x; ll; pwd; umask; sh -c "echo $OUT"; echo *.none; kill -0 $job')
+            assert outcome.stdout == "1 1 2 b c two 2 1\nf x\nL\n/\n0027\no\n\n", outcome
+            assert shell.run("kill -USR1 $$; [[ $- == *e*u* ]] && shopt -qo pipefail && echo strict").stdout == "usr\nstrict\n"
+
+
+def test_failed_command_under_set_e_keeps_the_shell_whatever_its_traps_are(shell: Piped, subtests: pytest.Subtests) -> None:
+    for traps, output in [
+        ("trap 'echo failed $? at $LINENO' ERR", "failed 4 at 3\n"),
+        ("trap '' ERR", ""),
+        ("trap - ERR", ""),
+        ("trap 'echo never' INT", ""),
+        ("trap '' INT; PROMPT_COMMAND=('exit 3' 'exit 4')", ""),
+        ("trap 'echo never' EXIT; trap '{ __sandlot_fail \"$?\"; }' ERR", ""),
+        ("set +E; f() { (exit 4); echo never; }; trap f USR1; kill -USR1 $$", ""),
+    ]:
+        with subtests.test(traps=traps):
+            outcome = shell.run(f"kept=yes; set -e\n{traps}\n(exit 4)\necho never")
+            assert (outcome.stdout, outcome.errors) == (output, [("ExitStatus", "4")])
+            assert shell.run("trap - ERR EXIT; echo $kept").stdout == "yes\n"
+            shell.run("kill -9 $$")
+
+
+def test_debug_and_return_traps_see_only_commands_of_cells(shell: Piped) -> None:
+    shell.run("f() { :; }; declare -ft f; trap 'echo \"> $BASH_COMMAND\"' DEBUG; trap 'echo back' RETURN")
+    for _ in range(2):
+        outcome = shell.run("true\nf")
+        assert (outcome.stdout, outcome.stderr) == ("> true\n> f\n> f\n> :\n> :\nback\n", "")
+    assert shell.run("trap - DEBUG RETURN").stdout == "> trap - DEBUG RETURN\n"
+    assert shell.run("true; f").stdout == ""
+
+
+def test_end_of_the_shell_between_two_cells_is_reported_in_the_second(shell: Piped) -> None:
+    shell.run("kept=yes; exec 760>&-")
+    outcome = shell.run("echo later")
+    if "before this cell" not in outcome.stderr:  # the cell was sent before the shell had ended
+        assert "has ended" in outcome.stderr
+    assert shell.run('echo "<$kept>"').stdout == "<>\n"
+
+
+def test_interrupt_keeps_the_shell_whatever_its_prompt_and_timeout_are(shell: Piped, subtests: pytest.Subtests) -> None:
+    for code in ["PROMPT_COMMAND='echo prompt'", "PROMPT_COMMAND='break; return 3'", "printf() { :; }; builtin() { :; }", "set -o posix; IFS=1"]:
+        with subtests.test(code=code):
+            cell = shell.begin(f"kept=yes; {code}\necho on\nsleep 300")
+            shell.until(cell, lambda outcome: outcome.stdout == "on\n")
+            assert shell.stop(cell).errors == [("KeyboardInterrupt", "")]
+            assert shell.run('echo "<$kept>"').stdout == "<yes>\n"
+            shell.run("kill -9 $$")
+
+
+def test_timeout_of_the_shell_does_not_end_it(shell: Piped) -> None:
+    cell = shell.begin("kept=yes; TMOUT=1; echo on; sleep 300")
+    shell.until(cell, lambda outcome: outcome.stdout == "on\n")
+    assert shell.stop(cell).errors == [("KeyboardInterrupt", "")]
+    time.sleep(1.5)  # bash ends an idle shell after TMOUT seconds
+    assert shell.run("echo $kept $TMOUT").stdout == "yes 1\n"
+    time.sleep(1.5)
+    assert shell.run("echo $kept; [[ -o posix ]] || echo plain; shopt -q inherit_errexit || echo off").stdout == "yes\nplain\noff\n"
+
+
+def test_options_of_the_shell_are_kept_between_cells(shell: Piped) -> None:
+    shell.run("set -fuCka; set +B")
+    for letter in "fukCa":
+        assert letter in shell.run("echo $-").stdout
+    assert shell.run("mine=1; sh -c 'echo $mine'").stdout == "1\n"
+    assert "unbound variable" in shell.run("echo $nosuch").stderr
+    outcome = shell.run("set +fuCka; set -v\necho on")
+    assert outcome.stderr == "echo on\n"
+    assert shell.run("echo more").stderr == "echo more\n"
 
 
 def test_trace_shows_only_commands_of_the_cell(shell: Piped) -> None:
