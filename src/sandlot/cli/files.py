@@ -153,6 +153,13 @@ def stat(*, at: GuestPath, user: User = None, json_output: JsonOutput = False) -
         table(["MODE", "UID", "SIZE", "MODIFIED", "NAME"], [_row(found)])
 
 
+@fs.command("realpath")
+def realpath(*, at: GuestPath, user: User = None) -> None:
+    """Print the path without symbolic links."""
+    with _opened(at) as (sandbox, path):
+        typer.echo(visible(sandbox.files.realpath(path, user=user)))
+
+
 @fs.command("cat")
 def cat(*, at: GuestPath, user: User = None, raw: Raw = False) -> None:
     """Print a file.

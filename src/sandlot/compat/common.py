@@ -145,8 +145,12 @@ async def iter_snapshots(node: Node, principal: Principal, after: Position | Non
         more = page.more and bool(page.items)
 
 
-async def iter_directory(node: Node, principal: Principal, sandbox: str, path: str, *, user: User = User.USER) -> AsyncIterator[Entry]:
+async def iter_directory(
+    node: Node, principal: Principal, sandbox: str, path: str, *, user: User = User.USER, attributes: str | None = None
+) -> AsyncIterator[Entry]:
     """Yield the entries of a directory by name. The guest is asked for the next page when the entries of a page have been used.
+
+    ``attributes`` is the prefix of the names of extended attributes to include; None includes none.
 
     Raises:
         NotFoundError: There is no such directory (code ``path_not_found``).
@@ -154,7 +158,7 @@ async def iter_directory(node: Node, principal: Principal, sandbox: str, path: s
     """
     offset, more = 0, True
     while more:
-        page = await node.files.list(principal, sandbox, path, offset=offset, user=user)
+        page = await node.files.list(principal, sandbox, path, offset=offset, user=user, attributes=attributes)
         for entry in page.entries:
             yield entry
         offset, more = offset + len(page.entries), page.more and bool(page.entries)

@@ -131,6 +131,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
             "file.read": files.read,
             "file.write": files.write,
             "file.stat": files.stat,
+            "file.resolve": files.resolve,
             "file.list": files.list_entries,
             "file.mkdir": files.mkdir,
             "file.move": files.move,

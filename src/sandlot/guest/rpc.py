@@ -45,6 +45,7 @@ NOT_MEMOIZED = frozenset(
         "kernel.list",
         "file.read",
         "file.stat",
+        "file.resolve",
         "file.list",
         "port.connect",
     }

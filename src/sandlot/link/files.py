@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from typing import Any, Self
 
 from sandlot.link import parse
@@ -162,6 +162,8 @@ class FileRequests:
         parents: bool = True,
         append: bool = False,
         in_place: bool = False,
+        owner: User | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> Entry:
         """Write a file, and return its properties.
 
@@ -177,26 +179,37 @@ class FileRequests:
             append: True to append to the existing file.
             in_place: True to truncate the existing file and write to it; ``mode`` then applies only to a new file. Not with ``append``. The guest
                 always writes to a file with several hard links directly, and sets ``mode``.
+            owner: Owner of the file and of created folders. None: ``user``. Needs the user root.
+            attributes: Extended attributes, which replace all attributes whose names begin with ``user.``. None: no change.
 
         Raises:
             SandlotError: The guest responded with an error, such as a full disk or a missing permission, or the link has ended.
             Exception: Reading ``chunks`` raised this exception.
         """
         self._session.check_usable()
-        args = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append, "in_place": in_place}
+        args: dict[str, Any] = {"path": path, "user": user.value, "mode": mode, "parents": parents, "append": append, "in_place": in_place}
+        args |= {"owner": None if owner is None else owner.value, "attributes": None if attributes is None else dict(attributes)}
         return await Upload(self._session.transport, args, call_id=new_call_id()).run(chunks)
 
-    async def stat(self, path: str, *, user: User = User.USER, follow: bool = True) -> Entry:
+    async def stat(self, path: str, *, user: User = User.USER, follow: bool = True, attributes: str | None = None) -> Entry:
         """Return the properties of the file, folder or symbolic link at a path.
 
         Args:
             path: Path of the file, folder or link.
             user: Account that looks up the path.
             follow: True to describe the target of a symbolic link; False to describe the link itself.
+            attributes: Prefix of the names of extended attributes to return. None returns no attributes.
         """
-        return await self._session.request("file.stat", {"path": path, "user": user.value, "follow": follow}, parse.entry)
+        args = {"path": path, "user": user.value, "follow": follow, "attributes": attributes}
+        return await self._session.request("file.stat", args, parse.entry)
 
-    async def list(self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0) -> Listing:
+    async def resolve(self, path: str, *, user: User = User.USER) -> Entry:
+        """Return the properties of the file to which a path leads, with its path without symbolic links."""
+        return await self._session.request("file.resolve", {"path": path, "user": user.value}, parse.entry)
+
+    async def list(
+        self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0, attributes: str | None = None
+    ) -> Listing:
         """List the entries of a folder, sorted by name.
 
         Args:
@@ -205,11 +218,12 @@ class FileRequests:
             limit: Maximum number of entries. One call returns at most 1,000.
             offset: Number of entries to skip. To get the next page, pass ``offset + limit`` as ``offset``, even if this page has fewer than
                 ``limit`` entries.
+            attributes: As for :meth:`stat`.
         """
-        limit = min(limit, schema.LIMITS["entries"])
-        return await self._session.request("file.list", {"path": path, "user": user.value, "limit": limit, "offset": offset}, parse.listing)
+        args = {"path": path, "user": user.value, "limit": min(limit, schema.LIMITS["entries"]), "offset": offset, "attributes": attributes}
+        return await self._session.request("file.list", args, parse.listing)
 
-    async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None) -> Entry:
+    async def mkdir(self, path: str, *, user: User = User.USER, parents: bool = True, mode: int | None = None, owner: User | None = None) -> Entry:
         """Create a folder, and return its properties.
 
         Args:
@@ -217,8 +231,10 @@ class FileRequests:
             user: Account that creates the folder.
             parents: True to create the missing folders above ``path`` as well.
             mode: Permission bits of the folder; None uses the guest's default.
+            owner: Owner of the created folders. None: ``user``. Needs the user root.
         """
-        return await self._session.request("file.mkdir", {"path": path, "user": user.value, "parents": parents, "mode": mode}, parse.entry)
+        args = {"path": path, "user": user.value, "parents": parents, "mode": mode, "owner": None if owner is None else owner.value}
+        return await self._session.request("file.mkdir", args, parse.entry)
 
     async def move(self, path: str, to: str, *, user: User = User.USER, overwrite: bool = False) -> Entry:
         """Rename a file or folder, and return its properties at the new path.

@@ -351,7 +351,13 @@ def entry(given: object) -> Entry:
         gid=number("gid", fields["gid"], limits["id"]),
         modified_ns=number("time", fields["modified_ns"], limits["count"], low=-limits["count"]),
         target=None if target is None else text("target", target, "path"),
+        attributes=_attributes(fields.get("attributes") or {}),
     )
+
+
+def _attributes(given: Mapping[str, str]) -> Mapping[str, str]:
+    number("number of attributes", len(given), schema.LIMITS["attributes"])
+    return {text("attribute", name, "name"): text("attribute", value, "text") for name, value in given.items()}
 
 
 def listing(given: object) -> Listing:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -40,6 +41,7 @@ class Entry:
         gid: Group id of the file.
         modified_ns: Time of the last change in nanoseconds since 1970, UTC.
         target: Target of a symbolic link; None for every other kind.
+        attributes: Extended attributes (xattr(7)) by name; empty if they were not requested.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Entry:
     gid: int
     modified_ns: int
     target: str | None
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Download(Stream[bytes], Protocol):

@@ -73,6 +73,9 @@ _ENTRY = {
     "gid": "int",
     "modified_ns": "int",
     "target": "str?",
+    # Extended attributes (xattr(7)) of a file or folder: name -> value. Only in results of calls that request attributes; values that are not UTF-8
+    # are left out.
+    "attributes": "map[str]?",
 }
 
 _ENDED = {
@@ -244,19 +247,37 @@ CALLS: dict[str, dict[str, Any]] = {
     # write to it directly; ``mode`` then applies only to a new file. ``append`` and ``in_place`` are not both true.
     # A file with several hard links is written directly in any case, and gets ``mode``.
     "file.write": {
-        "args": {"path": "str", "user": "str", "mode": "int?", "parents": "bool", "append": "bool", "in_place": "bool"},
+        "args": {
+            "path": "str",
+            "user": "str",
+            "mode": "int?",
+            "parents": "bool",
+            "append": "bool",
+            "in_place": "bool",
+            # Owner of the file and of the created folders; None: the user. The user must be root.
+            "owner": "str?",
+            # Extended attributes to set, by name. They replace all attributes whose names begin with "user.".
+            "attributes": "map[str]?",
+        },
         "events": {},
         "result": _ENTRY,
     },
-    "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool"}, "events": {}, "result": _ENTRY},
+    # attributes: prefix of the names of extended attributes to return; None returns no attributes.
+    "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool", "attributes": "str?"}, "events": {}, "result": _ENTRY},
+    # Resolves all links of a path, as realpath(3) does. The result describes the file, and its path contains no links, ``.`` or ``..``.
+    "file.resolve": {"args": {"path": "str", "user": "str"}, "events": {}, "result": _ENTRY},
     # The entries are sorted by name. offset: number of names to skip, so that the host can list a folder with many entries in pages. Entries that
     # are removed during the call are left out.
     "file.list": {
-        "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?"},
+        "args": {"path": "str", "user": "str", "limit": "int", "offset": "int?", "attributes": "str?"},
         "events": {},
         "result": {"entries": "list[map]", "more": "bool"},
     },
-    "file.mkdir": {"args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?"}, "events": {}, "result": _ENTRY},
+    "file.mkdir": {
+        "args": {"path": "str", "user": "str", "parents": "bool", "mode": "int?", "owner": "str?"},
+        "events": {},
+        "result": _ENTRY,
+    },
     "file.move": {"args": {"path": "str", "to": "str", "user": "str", "overwrite": "bool"}, "events": {}, "result": _ENTRY},
     "file.remove": {"args": {"path": "str", "user": "str", "recursive": "bool"}, "events": {}, "result": {"removed": "int"}},
     # Connects to a port of the sandbox's loopback interface, on which a program listens. Bytes are sent on channel 0 in both directions.
@@ -276,6 +297,7 @@ LIMITS = {
     "mime_types": 64,  # MIME types of one display
     "kernels": 1024,  # in the result of one kernel.list
     "processes": 1024,  # in the result of one process.list
+    "attributes": 1000,  # extended attributes of one file
     "entries": 1000,  # in the result of one file.list, even if the argument ``limit`` is higher
     "pid": 4194304,  # PID_MAX_LIMIT of 64-bit Linux, proc_sys_kernel(5)
     "mode": 0o7777,  # permission bits only

@@ -72,6 +72,35 @@ class GuestFilesSuite:
         await link.files.write(second, b"er", append=True)
         assert await _read(link, first) == b"newer"
 
+    async def test_links_of_a_path_are_resolved(self, sandbox: ConnectedSandbox) -> None:
+        link = sandbox.link
+        await link.files.write("/home/user/resolved/file", b"1234")
+        await sandbox.run("ln", "-s", "/home/user/resolved", "/home/user/resolved/folder")
+        await sandbox.run("ln", "-s", "folder/file", "/home/user/resolved/link")
+        await sandbox.run("ln", "-s", "nothing", "/home/user/resolved/dangling")
+        found = await link.files.resolve("/home/user/resolved/folder/link")
+        assert (found.path, found.name, found.kind, found.size) == ("/home/user/resolved/file", "file", "file", 4)
+        assert (await link.files.resolve("/home/user/resolved/folder")).kind == "directory"
+        with pytest.raises(NotFoundError):
+            await link.files.resolve("/home/user/resolved/dangling")
+        with pytest.raises(SandlotError):
+            await link.files.resolve("/root/nothing")
+
+    async def test_root_writes_files_with_attributes_for_the_user(self, sandbox: ConnectedSandbox) -> None:
+        link, folder = sandbox.link, "/opt/owned"
+        await link.files.write(f"{folder}/a/file", b"", user=User.ROOT, owner=User.USER, attributes={"user.one": "1", "user.two": "2"})
+        await link.files.mkdir(f"{folder}/b/c", user=User.ROOT, owner=User.USER)
+        for path in ("", "/a", "/a/file", "/b", "/b/c"):
+            assert (await link.files.stat(folder + path)).uid == 1000, path
+        assert (await link.files.stat("/opt")).uid == 0
+        found = await link.files.stat(f"{folder}/a/file", attributes="user.o")
+        assert found.attributes == {"user.one": "1"}
+        listed = await link.files.list(f"{folder}/a", attributes="user.")
+        assert [entry.attributes for entry in listed.entries] == [{"user.one": "1", "user.two": "2"}]
+        assert (await link.files.stat(f"{folder}/a/file")).attributes == {}
+        await link.files.write(f"{folder}/a/file", b"", user=User.ROOT, owner=User.USER, attributes={})
+        assert (await link.files.stat(f"{folder}/a/file", attributes="user.")).attributes == {}
+
     async def test_folder_is_listed_by_name_and_in_pages(self, sandbox: ConnectedSandbox) -> None:
         link = sandbox.link
         for name in ("c", "a", "b"):

@@ -51,7 +51,7 @@ def is_multipart(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MULTIPART
 
 
-async def read_uploads(request: Request, field: str = "file", *, max_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
+async def read_uploads(request: Request, field: str = "file", *, max_parts: int = MAX_PARTS, needs_filename: bool = True) -> AsyncIterator[Upload]:
     """Yield all files of a form as they arrive.
 
     Iterate the content of each file to its end before the next file, or end the request.
@@ -60,6 +60,7 @@ async def read_uploads(request: Request, field: str = "file", *, max_parts: int 
         request: Request with a form as its body, of which nothing was read.
         field: Name of the files' field.
         max_parts: Maximum parts of the form.
+        needs_filename: False to take text fields of this name as files with an empty name.
 
     Raises:
         InvalidRequestError: The body is not a form, or has no such file.
@@ -71,9 +72,9 @@ async def read_uploads(request: Request, field: str = "file", *, max_parts: int 
     async for part in parts:
         if isinstance(part, _PartHeaders):
             name, filename = part.names()
-            if name == field and filename is not None:
+            if name == field and (filename is not None or not needs_filename):
                 found = True
-                yield Upload(filename, part.media_type(), _part_content(parts))
+                yield Upload(filename or "", part.media_type(), _part_content(parts))
     if not found:
         raise _missing_file(field)
 

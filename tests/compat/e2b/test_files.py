@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from e2b import FileNotFoundException, FileType, InvalidArgumentException, Sandbox, SandboxException
+from e2b import FileNotFoundException, FileType, InvalidArgumentException, Sandbox
 from e2b.exceptions import AuthenticationException
 
 from tests.compat.e2b.conftest import Options
@@ -53,8 +53,6 @@ def test_many_files_are_written_at_once(sandbox: Sandbox) -> None:
     assert sandbox.files.read("t/119") == "119"
     sandbox.files.write_files([{"path": "/home/user/t/1", "data": b"new"}, {"path": "t/y", "data": b"y"}], user="root")
     assert sandbox.commands.run("cat /home/user/t/1; stat -c %U /root/t/y", user="root").stdout == "newroot\n"
-    with pytest.raises(SandboxException, match="metadata"):
-        sandbox.files.write("t/z", "z", metadata={"a": "b"})
 
 
 def test_missing_paths_and_folders_are_reported(sandbox: Sandbox) -> None:
@@ -66,9 +64,6 @@ def test_missing_paths_and_folders_are_reported(sandbox: Sandbox) -> None:
         sandbox.files.list("t/nothing")
     with pytest.raises(InvalidArgumentException):
         sandbox.files.read("/tmp")
-    with pytest.raises(SandboxException, match="403"):
-        sandbox.files.read("/etc/shadow")
-    assert sandbox.files.read("/etc/shadow", user="root").startswith("root:")
     with pytest.raises(AuthenticationException):
         sandbox.files.read("/etc/passwd", user="nobody")
     with pytest.raises(InvalidArgumentException):
@@ -86,10 +81,55 @@ def test_file_entries_have_all_fields(sandbox: Sandbox) -> None:
     assert abs(found.modified_time.timestamp() - before) < 3600
     assert found.symlink_target is None
     link = sandbox.files.get_info("t/link")
-    assert (link.type, link.symlink_target, link.permissions) == (FileType.SYMLINK, "/home/user/t/file", "Lrwxrwxrwx")
+    assert (link.type, link.symlink_target, link.permissions) == (FileType.FILE, "/home/user/t/file", "Lrwxrwxrwx")
+    sandbox.commands.run("cd t; ln -s loop loop; ln -s nothing dangling; ln -s link chain; ln -s sticky folder; ln -s /etc/hosts absolute")
+    targets = {name: sandbox.files.get_info(f"t/{name}") for name in ("loop", "dangling", "chain", "folder", "absolute")}
+    assert {name: (found.type, found.symlink_target) for name, found in targets.items()} == {
+        "loop": (None, "/home/user/t/loop"),
+        "dangling": (None, "/home/user/t/dangling"),
+        "chain": (FileType.FILE, "/home/user/t/file"),
+        "folder": (FileType.DIR, "/home/user/t/sticky"),
+        "absolute": (FileType.FILE, "/etc/hosts"),
+    }
     folder = sandbox.files.get_info("t/sticky")
     assert (folder.type, folder.permissions) == (FileType.DIR, "dtrwxrwxrwx")
-    assert [each.name for each in sandbox.files.list("t")] == ["file", "link", "sticky"], "what is no file, folder or link the client leaves out"
+    assert [each.name for each in sandbox.files.list("t")] == ["absolute", "chain", "file", "folder", "link", "sticky"], "the client omits the rest"
+
+
+def test_files_outside_the_home_are_written_as_root_for_the_user(sandbox: Sandbox) -> None:
+    for path in ("/srv/t/a/file", "/opt/file", "/etc/file"):
+        assert sandbox.files.write(path, "new").path == path
+        assert sandbox.files.read(path) == "new"
+    assert sandbox.commands.run("stat -c %U /srv /srv/t /srv/t/a /srv/t/a/file /etc/file").stdout.split() == ["root", *["user"] * 4]
+    assert sandbox.files.make_dir("/srv/t/b/c") is True
+    assert sandbox.commands.run("stat -c %U:%G /srv/t/b /srv/t/b/c").stdout.split() == ["user:user"] * 2
+    sandbox.files.rename("/opt/file", "/srv/u/moved")
+    sandbox.files.write("/srv/u/moved", "by root", user="root")
+    assert sandbox.commands.run("stat -c %U /srv/u /srv/u/moved").stdout.split() == ["user", "root"]
+    sandbox.files.write("/srv/u/moved", "by the user")
+    assert sandbox.commands.run("stat -c %U /srv/u/moved").stdout == "user\n"
+    assert sandbox.files.read("/etc/shadow").startswith("root:")
+    assert "shadow" in [each.name for each in sandbox.files.list("/etc")]
+    for path in ("/srv/t", "/srv/u", "/etc/file"):
+        sandbox.files.remove(path)
+        assert sandbox.files.exists(path) is False
+
+
+def test_metadata_of_files_is_kept_until_they_are_written_again(sandbox: Sandbox) -> None:
+    metadata = {"author": "me", "purpose": "a test"}
+    for octets in (False, True):
+        assert sandbox.files.write("t/file", "x", metadata=metadata, use_octet_stream=octets).metadata == metadata
+    assert sandbox.files.get_info("t/file").metadata == metadata
+    assert [each.metadata for each in sandbox.files.list("t")] == [metadata]
+    assert sandbox.files.rename("t/file", "t/other").metadata == metadata
+    many = sandbox.files.write_files([{"path": "t/1", "data": "1"}, {"path": "t/2", "data": "2"}], metadata=metadata)
+    assert [each.metadata for each in many] == [metadata] * 2
+    sandbox.commands.run("ln t/1 t/linked; ln -s 2 t/soft")
+    for path in ("t/1", "t/2", "t/other"):
+        assert sandbox.files.write(path, "again").metadata is None
+        assert sandbox.files.get_info(path).metadata is None
+    sandbox.commands.run("python3 -c \"import os; os.setxattr('t/1', 'user.e2b.a', b'b'); os.setxattr('t/1', 'user.e2b.c', bytes([255]))\"")
+    assert sandbox.files.get_info("t/1").metadata == {"a": "b"}
 
 
 def test_folders_are_created_listed_moved_and_removed(sandbox: Sandbox) -> None:
@@ -123,6 +163,10 @@ def test_signed_url_opens_one_file(sandbox: Sandbox, options: Options) -> None:
     sent = httpx.post(up, files={"file": ("any name", b"sent")})
     assert sent.json() == [{"name": "up load.txt", "type": "file", "path": "/home/user/t/up load.txt"}]
     assert sandbox.files.read("t/up load.txt") == "sent"
+    assert httpx.post(up, files={"file": (None, b"sent without a name")}).status_code == 200
+    assert sandbox.files.read("t/up load.txt") == "sent without a name"
+    expired = httpx.get(sandbox.download_url("t/file.txt", use_signature_expiration=-120))
+    assert (expired.status_code, expired.json()) == (401, {"code": 401, "message": "signature is already expired"})
 
 
 def test_signed_url_opens_nothing_else(sandbox: Sandbox) -> None:

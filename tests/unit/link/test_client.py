@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,18 +72,24 @@ CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, di
     "kernel.list": (lambda link: link.kernels.list(), {"kernels": [KERNEL]}, (KernelInfo("k", "bash", "/tmp", "idle", 3, None),), {}),
     "kernel.remove": (lambda link: link.kernels.remove("k"), {}, None, {"kernel": "k"}),
     "kernel.restart": (lambda link: link.kernels.restart(), {}, None, {"kernel": "default"}),
-    "file.stat": (lambda link: link.files.stat("/f", follow=False), ENTRY, PARSED, {"path": "/f", "user": "user", "follow": False}),
+    "file.stat": (
+        lambda link: link.files.stat("/f", follow=False, attributes="user."),
+        {**ENTRY, "attributes": {"user.a": "b"}},
+        replace(PARSED, attributes={"user.a": "b"}),
+        {"path": "/f", "user": "user", "follow": False, "attributes": "user."},
+    ),
+    "file.resolve": (lambda link: link.files.resolve("/f", user=User.ROOT), ENTRY, PARSED, {"path": "/f", "user": "root"}),
     "file.list": (
         lambda link: link.files.list("/", limit=5000, offset=7),
         {"entries": [ENTRY], "more": True},
         Listing((PARSED,), more=True),
-        {"path": "/", "user": "user", "limit": 1000, "offset": 7},
+        {"path": "/", "user": "user", "limit": 1000, "offset": 7, "attributes": None},
     ),
     "file.mkdir": (
-        lambda link: link.files.mkdir("/d", parents=False, mode=0o700),
+        lambda link: link.files.mkdir("/d", parents=False, mode=0o700, user=User.ROOT, owner=User.USER),
         ENTRY,
         PARSED,
-        {"path": "/d", "user": "user", "parents": False, "mode": 0o700},
+        {"path": "/d", "user": "root", "parents": False, "mode": 0o700, "owner": "user"},
     ),
     "file.move": (
         lambda link: link.files.move("/a", "/b", user=User.ROOT, overwrite=True),

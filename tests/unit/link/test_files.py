@@ -52,11 +52,14 @@ async def written(call: PeerCall) -> None:
 @pytest.mark.parametrize("size", [0, 1, 4084, 128 * 1024, MIB])
 async def test_file_is_written(size: int) -> None:
     async with linked({"file.write": written}) as (link, peer):
-        entry = await link.files.write("/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True, in_place=True)
+        entry = await link.files.write(
+            "/f", b"x" * size, user=User.ROOT, mode=0o600, parents=False, append=True, in_place=True, attributes={"a": "b"}
+        )
         assert entry.size == size
         call = peer.calls[-1]
         assert bytes(call.input) == b"x" * size
-        assert call.args == {"path": "/f", "user": "root", "mode": 0o600, "parents": False, "append": True, "in_place": True}
+        flags = {"parents": False, "append": True, "in_place": True}
+        assert call.args == {"path": "/f", "user": "root", "mode": 0o600, **flags, "owner": None, "attributes": {"a": "b"}}
 
 
 async def test_memory_of_an_upload_is_limited() -> None:

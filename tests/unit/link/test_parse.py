@@ -58,6 +58,7 @@ def test_entry_at_its_limits_is_accepted() -> None:
         "gid": 0,
         "modified_ns": -(2**63 - 1),
         "target": "",
+        "attributes": {"n" * 255: "v" * 65536},
     }
     assert parse.entry(largest) == Entry(**largest)  # type: ignore[arg-type]
     beyond: list[tuple[str, object]] = [
@@ -71,6 +72,9 @@ def test_entry_at_its_limits_is_accepted() -> None:
         ("gid", -1),
         ("modified_ns", 2**63),
         ("target", "t" * 4096),
+        ("attributes", {"n" * 256: ""}),
+        ("attributes", {"n": "v" * 65537}),
+        ("attributes", {str(number): "" for number in range(1001)}),
     ]
     for field, value in beyond:
         with pytest.raises(ProtocolError):

@@ -27,7 +27,7 @@ METHODS = {
     "CommandHandle": "id pid stdout stderr stdout_offset stderr_offset result wait poll kill send_stdin close_stdin output",
     "CodeHandle": "id stdout stderr results result wait poll state interrupt",
     "Contexts": "create list get restart interrupt delete",
-    "Files": ("read write write_many list stat exists make_dir move rename remove upload download sign_url watch watchers"),
+    "Files": ("read write write_many list stat realpath exists make_dir move rename remove upload download sign_url watch watchers"),
     "FileStream": "close",
     "FileWatch": "by close",
     "Watchers": "create list take delete",

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Self
 
 from sandlot.core.concurrency import StreamCloser
@@ -76,23 +76,67 @@ class FileService:
             Exception: Reading ``chunks`` raised this exception.
         """
         live = self._registry.find(sandbox, principal)
-        if principal.quota.upload_bytes is not None:
-            chunks = _within_quota(principal.quota, chunks)
-        return await write(live, path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place)
+        return await write(
+            live, path, _within_quota(principal.quota, chunks), user=user, mode=mode, parents=parents, append=append, in_place=in_place
+        )
 
-    async def list(self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER) -> Listing:
-        """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries."""
-        return await listing(self._registry.find(sandbox, principal), path, user=user, offset=offset)
+    async def write_as_root(
+        self, principal: Principal, sandbox: str, path: str, chunks: AsyncIterable[bytes], *, owner: User, attributes: Mapping[str, str]
+    ) -> Entry:
+        """Write a file with the permissions of root, and give the file and created folders to a user. Otherwise as :meth:`write`.
 
-    async def stat(self, principal: Principal, sandbox: str, path: str, *, follow: bool = True, user: User = User.USER) -> Entry:
-        """Return type, size, times and permissions of a path. If ``follow`` is True, a symbolic link in the last part of the path is followed."""
-        return await stat(self._registry.find(sandbox, principal), path, user=user, follow=follow)
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            path: Absolute path.
+            chunks: The content.
+            owner: Owner of the file, and of missing parent folders, which are created.
+            attributes: Extended attributes of the file (xattr(7)), which replace all attributes whose names begin with ``user.``.
+        """
+        live = self._registry.find(sandbox, principal)
+        return await write(live, path, _within_quota(principal.quota, chunks), user=User.ROOT, owner=owner, attributes=attributes)
+
+    async def list(
+        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER, attributes: str | None = None
+    ) -> Listing:
+        """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries. For ``attributes`` see :meth:`stat`."""
+        return await listing(self._registry.find(sandbox, principal), path, user=user, offset=offset, attributes=attributes)
+
+    async def stat(
+        self, principal: Principal, sandbox: str, path: str, *, follow: bool = True, user: User = User.USER, attributes: str | None = None
+    ) -> Entry:
+        """Return type, size, times and permissions of a path.
+
+        Args:
+            principal: Caller.
+            sandbox: Id of the sandbox.
+            path: Absolute path.
+            follow: Follow a symbolic link in the last part of the path.
+            user: User whose permissions apply.
+            attributes: Prefix of the names of extended attributes to return. None returns no attributes.
+        """
+        return await stat(self._registry.find(sandbox, principal), path, user=user, follow=follow, attributes=attributes)
+
+    async def resolve(self, principal: Principal, sandbox: str, path: str, *, user: User = User.USER) -> Entry:
+        """Return the properties of the file or folder to which a path leads, with its path without symbolic links, as realpath(3)."""
+        return await resolve(self._registry.find(sandbox, principal), path, user=user)
 
     async def make_directory(
-        self, principal: Principal, sandbox: str, path: str, *, parents: bool = True, mode: int | None = None, user: User = User.USER
+        self,
+        principal: Principal,
+        sandbox: str,
+        path: str,
+        *,
+        parents: bool = True,
+        mode: int | None = None,
+        user: User = User.USER,
+        owner: User | None = None,
     ) -> Entry:
-        """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already."""
-        return await make_directory(self._registry.find(sandbox, principal), path, user=user, parents=parents, mode=mode)
+        """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already.
+
+        Created folders belong to ``owner``, or to ``user`` if it is None. An owner needs ``user`` root.
+        """
+        return await make_directory(self._registry.find(sandbox, principal), path, user=user, parents=parents, mode=mode, owner=owner)
 
     async def move(self, principal: Principal, sandbox: str, path: str, to: str, *, overwrite: bool = False, user: User = User.USER) -> Entry:
         """Move or rename a file or folder, and return its entry at the new path."""
@@ -166,7 +210,11 @@ async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, leng
         return FileDownload(sandbox, await link.files.read(path, user=user, offset=offset, length=length))
 
 
-async def _within_quota(quota: Quota, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+def _within_quota(quota: Quota, chunks: AsyncIterable[bytes]) -> AsyncIterable[bytes]:
+    return chunks if quota.upload_bytes is None else _checked(quota, chunks)
+
+
+async def _checked(quota: Quota, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
     """Yield the content of an upload as long as its size is within a quota."""
     size_bytes = 0
     async for chunk in chunks:
@@ -185,6 +233,8 @@ async def write(
     parents: bool = True,
     append: bool = False,
     in_place: bool = False,
+    owner: User | None = None,
+    attributes: Mapping[str, str] | None = None,
 ) -> Entry:
     """Write a file of a live sandbox: :meth:`FileService.write`."""
     check_path(path)
@@ -194,30 +244,41 @@ async def write(
             "`append` and `in_place` exclude each other.", hint="Pass only `append` to keep the content of the file.", fields={"field": "in_place"}
         )
     async with sandbox.connection(None) as link:
-        return await link.files.write(path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place)
+        return await link.files.write(
+            path, chunks, user=user, mode=mode, parents=parents, append=append, in_place=in_place, owner=owner, attributes=attributes
+        )
 
 
-async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0) -> Listing:
+async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, attributes: str | None = None) -> Listing:
     """List a folder of a live sandbox: :meth:`FileService.list`."""
     check_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
-        return await link.files.list(path, user=user, limit=LIMITS["entries"], offset=offset)
+        return await link.files.list(path, user=user, limit=LIMITS["entries"], offset=offset, attributes=attributes)
 
 
-async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True) -> Entry:
+async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True, attributes: str | None = None) -> Entry:
     """Return the entry of a path in a live sandbox: :meth:`FileService.stat`."""
     check_path(path)
     async with sandbox.connection() as link:
-        return await link.files.stat(path, user=user, follow=follow)
+        return await link.files.stat(path, user=user, follow=follow, attributes=attributes)
 
 
-async def make_directory(sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None) -> Entry:
+async def resolve(sandbox: Sandbox, path: str, *, user: User) -> Entry:
+    """Resolve the links of a path in a live sandbox: :meth:`FileService.resolve`."""
+    check_path(path)
+    async with sandbox.connection() as link:
+        return await link.files.resolve(path, user=user)
+
+
+async def make_directory(
+    sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None, owner: User | None = None
+) -> Entry:
     """Create a folder in a live sandbox: :meth:`FileService.make_directory`."""
     check_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
-        return await link.files.mkdir(path, user=user, parents=parents, mode=mode)
+        return await link.files.mkdir(path, user=user, parents=parents, mode=mode, owner=owner)
 
 
 async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:

@@ -55,12 +55,13 @@ def path_error(error: OSError, path: str) -> RpcError:
     return RpcError(code, text.replace("{path}", shown), hint)
 
 
-def describe(path: str, found: os.stat_result) -> dict[str, Any]:
+def describe(path: str, found: os.stat_result, attributes: str | None = None) -> dict[str, Any]:
     """Return the record of a file (name, kind, size, mode, owner, mtime and more) that the ``file.*`` calls send to the host.
 
     Args:
         path: Path of the file. If the file is a link, the path is also used to read the target.
         found: Result of stat(2) or lstat(2) for the path.
+        attributes: Prefix of the names of extended attributes to include. None includes no attributes.
     """
     kind = "other"
     target = None
@@ -85,23 +86,55 @@ def describe(path: str, found: os.stat_result) -> dict[str, Any]:
         "gid": found.st_gid,
         "modified_ns": max(0, found.st_mtime_ns),
         "target": target,
+        "attributes": None if attributes is None or kind not in {"file", "directory"} else _attributes(path, attributes),
     }
 
 
-def stat_path(path: str, account: Account, *, follow: bool) -> dict[str, Any]:
+def _attributes(path: str, prefix: str) -> dict[str, str]:
+    """Return the extended attributes whose names begin with a prefix and whose values are UTF-8."""
+    found = {}
+    try:
+        for name in os.listxattr(path, follow_symlinks=False):
+            if name.startswith(prefix):
+                found[name] = os.getxattr(path, name, follow_symlinks=False)
+    except OSError:
+        pass  # the file system has no attributes, or the file was removed meanwhile
+    return {name: value.decode() for name, value in found.items() if _is_text(value) and _is_text(os.fsencode(name))}
+
+
+def _is_text(value: bytes) -> bool:
+    return value.decode("utf-8", "replace").encode() == value
+
+
+def stat_path(path: str, account: Account, *, follow: bool, attributes: str | None = None) -> dict[str, Any]:
     """Return the record of a file, looked up with the permissions of a user.
 
     Args:
         path: Path of the file.
         account: Account whose permissions apply.
         follow: True to follow a link at the end of the path. False to describe the link itself.
+        attributes: As for :func:`describe`.
 
     Raises:
         RpcError: The file does not exist, or the account has no permission for a folder of the path.
     """
     try:
         with as_file_user(account):
-            return describe(path, os.stat(path) if follow else os.lstat(path))
+            return describe(path, os.stat(path) if follow else os.lstat(path), attributes)
+    except OSError as error:
+        raise path_error(error, path) from None
+
+
+def resolve_path(path: str, account: Account) -> dict[str, Any]:
+    """Return the record of the file to which a path leads, with the path that contains no links.
+
+    Raises:
+        RpcError: The file does not exist, or the account has no permission for a folder of the path.
+    """
+    try:
+        with as_file_user(account):
+            real = os.path.realpath(path, strict=True)
+            return describe(real, os.stat(real))
     except OSError as error:
         raise path_error(error, path) from None
 
@@ -134,17 +167,39 @@ def open_regular(path: str, flags: int, account: Account, mode: int = 0o644) -> 
     return fd
 
 
-def make_folders(path: str) -> None:
+def make_folders(path: str, owner: Account | None = None) -> None:
     """Create a folder and its missing parents, like mkdir -p. An existing folder is no error.
+
+    Args:
+        path: Path of the folder.
+        owner: Owner of the created folders. None: the user that creates them.
 
     Raises:
         NotADirectoryError: The path, or a part of the path, leads to something other than a folder.
         OSError: A folder cannot be created.
     """
+    missing = []
+    if owner is not None:
+        above = path
+        while above and not os.path.lexists(above):
+            missing.append(above)
+            above = os.path.dirname(above)
     try:
         os.makedirs(path, 0o755, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    for made in missing:
+        give_folder(made, owner)
+
+
+def give_folder(path: str, owner: Account | None) -> None:
+    """Change the owner of a folder. Does nothing if ``owner`` is None."""
+    if owner is not None:
+        fd = open_folder(path)  # a program may have replaced the folder by a link
+        try:
+            os.fchown(fd, owner.uid, owner.gid)
+        finally:
+            os.close(fd)
 
 
 def open_folder(path: str, dir_fd: int | None = None) -> int:

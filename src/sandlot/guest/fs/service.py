@@ -16,7 +16,7 @@ import os
 import stat
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.fs.paths import describe, make_folders, open_regular, path_error, stat_path
+from sandlot.guest.fs.paths import describe, give_folder, make_folders, open_regular, path_error, resolve_path, stat_path
 from sandlot.guest.fs.remove import STEP_ENTRIES, remove_tree
 from sandlot.guest.fs.transfers import Download, Upload
 from sandlot.guest.process.accounts import as_file_user, lookup_account
@@ -36,6 +36,10 @@ def _require_absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Begin the path with '/'.")
     return path
+
+
+def _owner(call: Call) -> Account | None:
+    return None if call.args["owner"] is None else lookup_account(call.args["owner"])
 
 
 class FileService:
@@ -71,12 +75,18 @@ class FileService:
 
     def write(self, call: Call) -> None:
         """Handle ``file.write``: write bytes from the host to a file."""
-        Upload(self._rpc, call, _require_absolute(call.args["path"]), lookup_account(call.args["user"]))
+        Upload(self._rpc, call, _require_absolute(call.args["path"]), lookup_account(call.args["user"]), _owner(call))
 
     def stat(self, call: Call) -> None:
         """Handle ``file.stat``: respond with the record of one file."""
         path = _require_absolute(call.args["path"])
-        call.result(**stat_path(path, lookup_account(call.args["user"]), follow=call.args["follow"]))
+        account = lookup_account(call.args["user"])
+        call.result(**stat_path(path, account, follow=call.args["follow"], attributes=call.args["attributes"]))
+
+    def resolve(self, call: Call) -> None:
+        """Handle ``file.resolve``: respond with the record of the file to which a path leads."""
+        path = _require_absolute(call.args["path"])
+        call.result(**resolve_path(path, lookup_account(call.args["user"])))
 
     def list_entries(self, call: Call) -> None:
         """Handle ``file.list``: respond with one page of a folder's entries, sorted by name."""
@@ -98,7 +108,7 @@ class FileService:
                 for name in names[at : min(at + STEP_ENTRIES, end)]:
                     inner = os.path.join(path, name)
                     try:
-                        entries.append(describe(inner, os.lstat(inner)))
+                        entries.append(describe(inner, os.lstat(inner), call.args["attributes"]))
                     except OSError as error:
                         # ENAMETOOLONG means that the entry exists but its path is too long: report an error instead of omitting the entry.
                         # Any other error means that the entry was removed after the folder was read.
@@ -117,16 +127,17 @@ class FileService:
         """
         path = _require_absolute(call.args["path"]).rstrip("/") or "/"
         account = lookup_account(call.args["user"])
-        mode = call.args["mode"]
+        mode, owner = call.args["mode"], _owner(call)
         try:
             with as_file_user(account):
                 if call.args["parents"]:
-                    make_folders(os.path.dirname(path))
+                    make_folders(os.path.dirname(path), owner)
                 # Pass the mode to mkdir(2), with a umask of 0. A later chmod(2) would be unsafe, because another program may by then have
                 # replaced the folder by a link.
                 umask = os.umask(0) if mode is not None else None
                 try:
                     os.mkdir(path, 0o777 if mode is None else mode & 0o7777)
+                    give_folder(path, owner)
                 except FileExistsError:
                     if not call.args["parents"] or not os.path.isdir(path):
                         raise

@@ -78,18 +78,20 @@ class Upload:
         call: The call ``file.write``.
         path: Path of the file to write.
         account: Account whose permissions apply.
+        owner: Owner of a new file, and of an existing file that is replaced. None: ``account``.
 
     Raises:
         RpcError: The path is invalid, or the account may not write the file.
     """
 
-    __slots__ = ("_account", "_call", "_fd", "_path", "_rpc", "_temporary")
+    __slots__ = ("_account", "_call", "_fd", "_owner", "_path", "_rpc", "_temporary")
 
-    def __init__(self, rpc: RpcServer, call: Call, path: str, account: Account) -> None:
+    def __init__(self, rpc: RpcServer, call: Call, path: str, account: Account, owner: Account | None) -> None:
         self._rpc = rpc
         self._call = call
         self._path = path
         self._account = account
+        self._owner = owner
         self._temporary = ""
         self._fd = -1
         self._begin()
@@ -105,7 +107,7 @@ class Upload:
         try:
             with as_file_user(self._account):
                 if self._call.args["parents"] and folder:
-                    make_folders(folder)
+                    make_folders(folder, self._owner)
                 earlier = self._stat_target()
         except OSError as error:
             raise path_error(error, self._path) from None
@@ -123,6 +125,8 @@ class Upload:
             with as_file_user(self._account):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._fd = os.open(self._temporary, flags, 0o600)
+                if self._owner is not None:
+                    os.fchown(self._fd, self._owner.uid, self._owner.gid)
                 os.fchmod(self._fd, mode & 0o7777)
         except OSError as error:
             self._abort()
@@ -179,6 +183,9 @@ class Upload:
 
     def _finish(self) -> None:
         try:
+            if self._call.args["attributes"] is not None:
+                with as_file_user(self._account):
+                    _set_attributes(self._fd, self._call.args["attributes"])
             os.close(self._fd)
             self._fd = -1
             if self._temporary:
@@ -221,3 +228,16 @@ def _has_other_names(found: os.stat_result) -> bool:
         return found.st_dev != os.stat(_IMAGE_FILE).st_dev
     except FileNotFoundError:
         return True  # the guest runs without an image, in a test
+
+
+def _set_attributes(fd: int, attributes: dict[str, str]) -> None:
+    """Replace the extended attributes of a file whose names begin with ``user.``. Does nothing if the file system has no attributes."""
+    try:
+        for name in os.listxattr(fd):
+            if name.startswith("user.") and name not in attributes:
+                os.removexattr(fd, name)
+        for name, value in attributes.items():
+            os.setxattr(fd, name, value.encode())
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise

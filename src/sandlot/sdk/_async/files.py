@@ -171,6 +171,16 @@ class AsyncFiles:
         """
         return structure(FileEntry, await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
+    async def realpath(self, path: str, *, user: str | None = None) -> str:
+        """Return the path of a file or directory without symbolic links, ``.`` and ``..``.
+
+        Raises:
+            NotFoundError: ``path_not_found``: the path does not exist, or a link leads nowhere.
+            InvalidRequestError: ``path_link_loop``.
+        """
+        params = requests.omit_none(path=path, user=user)
+        return structure(FileEntry, await self._transport.request("GET", f"{self._path}/realpath", params=params)).path
+
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         """Return True if the path exists."""
         response = await self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))

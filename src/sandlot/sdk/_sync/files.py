@@ -170,6 +170,16 @@ class Files:
         """
         return structure(FileEntry, self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
 
+    def realpath(self, path: str, *, user: str | None = None) -> str:
+        """Return the path of a file or directory without symbolic links, ``.`` and ``..``.
+
+        Raises:
+            NotFoundError: ``path_not_found``: the path does not exist, or a link leads nowhere.
+            InvalidRequestError: ``path_link_loop``.
+        """
+        params = requests.omit_none(path=path, user=user)
+        return structure(FileEntry, self._transport.request("GET", f"{self._path}/realpath", params=params)).path
+
     def exists(self, path: str, *, user: str | None = None) -> bool:
         """Return True if the path exists."""
         response = self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))

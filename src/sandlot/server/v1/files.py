@@ -266,6 +266,13 @@ async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Requ
     return json_response(FileEntryResponse.of(entry))
 
 
+@router.get("/v1/sandboxes/{sandbox}/files/realpath", responses=documented_response(FileEntryResponse, "The entry, with the resolved path."))
+async def realpath(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
+    """Resolve all symbolic links of a path. The path must exist."""
+    entry = await get_node(request).files.resolve(get_principal(request), sandbox, query.path, user=User(query.user))
+    return json_response(FileEntryResponse.of(entry))
+
+
 @router.post("/v1/sandboxes/{sandbox}/files/directories", responses=documented_response(FileEntryResponse, "The directory."))
 async def create_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
     """Create a directory."""

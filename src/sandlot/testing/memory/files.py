@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import posixpath
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ROOT_UID, USER_UID = 0, 1000
@@ -44,6 +44,7 @@ class Node:
     modified_ns: int
     data: bytes = b""
     target: str | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
 
 
 class MemoryFiles:
@@ -126,7 +127,15 @@ class MemoryFiles:
         """Change the owner of a file or folder."""
         self._find(path, ROOT_UID)[1].uid = uid
 
-    def stat(self, path: str, uid: int, *, follow: bool = True) -> dict[str, Any]:
+    def set_attributes(self, path: str, attributes: dict[str, str]) -> None:
+        """Replace the extended attributes of a file."""
+        self._find(path, ROOT_UID)[1].attributes = attributes
+
+    def resolve(self, path: str, uid: int) -> dict[str, Any]:
+        """Return the properties of the file to which a path leads, with its path without links."""
+        return self.stat(self._find(path, uid)[0], uid)
+
+    def stat(self, path: str, uid: int, *, follow: bool = True, attributes: str | None = None) -> dict[str, Any]:
         """Return the properties of the file, folder or link at a path, as the guest's call ``file.stat`` returns them."""
         resolved, node = self._find(path, uid, follow=follow)
         shown = path.rstrip("/") or "/"
@@ -141,16 +150,19 @@ class MemoryFiles:
             "gid": node.uid,
             "modified_ns": node.modified_ns,
             "target": node.target,
+            "attributes": None
+            if attributes is None or node.kind == "symlink"
+            else {name: value for name, value in node.attributes.items() if name.startswith(attributes)},
         }
 
-    def list(self, path: str, uid: int) -> list[dict[str, Any]]:
+    def list(self, path: str, uid: int, attributes: str | None = None) -> list[dict[str, Any]]:
         """Return the properties of all entries of a folder, sorted by name."""
         resolved, node = self._find(path, uid)
         if node.kind != "directory":
             raise FileError("path_not_directory", f"{path!r} is not a folder.")
         self._check(path, node, uid, 4)
         names = sorted(posixpath.basename(each) for each in self._nodes if each != "/" and posixpath.dirname(each) == resolved)
-        return [self.stat(posixpath.join(path, name), uid, follow=False) for name in names]
+        return [self.stat(posixpath.join(path, name), uid, follow=False, attributes=attributes) for name in names]
 
     def mkdir(self, path: str, uid: int, *, parents: bool = True, mode: int | None = None) -> None:
         """Create a folder. If ``parents`` is True, also create missing folders above the new folder, and accept a folder that exists already."""

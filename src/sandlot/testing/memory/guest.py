@@ -12,8 +12,9 @@ A test can simulate failures: :meth:`MemoryGuest.fail_next`, :meth:`~MemoryGuest
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -432,7 +433,8 @@ class MemoryGuest:
             "guest.shutdown": self._shutdown,
             "file.read": self._read,
             "file.write": self._write,
-            "file.stat": self._in_files(lambda args, uid: self.files.stat(args["path"], uid, follow=args["follow"])),
+            "file.stat": self._in_files(lambda args, uid: self.files.stat(args["path"], uid, follow=args["follow"], attributes=args["attributes"])),
+            "file.resolve": self._in_files(lambda args, uid: self.files.resolve(args["path"], uid)),
             "file.list": self._list,
             "file.mkdir": self._in_files(self._mkdir),
             "file.move": self._in_files(self._move),
@@ -522,8 +524,23 @@ class MemoryGuest:
         return handler
 
     def _mkdir(self, args: dict[str, Any], uid: int) -> dict[str, Any]:
+        missing = self._missing(args["path"])
         self.files.mkdir(args["path"], uid, parents=args["parents"], mode=args["mode"])
+        self._give(missing, args["owner"])
         return self.files.stat(args["path"].rstrip("/") or "/", uid)
+
+    def _missing(self, path: str) -> list[str]:
+        """Return the folders above a path, and the path itself, that do not exist."""
+        missing = []
+        while path != "/" and not self.files.exists(path):
+            missing.append(path)
+            path = posixpath.dirname(path)
+        return missing
+
+    def _give(self, paths: Sequence[str], owner: str | None) -> None:
+        if owner is not None:
+            for path in paths:
+                self.files.chown(path, UIDS[owner])
 
     def _move(self, args: dict[str, Any], uid: int) -> dict[str, Any]:
         if not args["to"].startswith("/"):
@@ -535,7 +552,7 @@ class MemoryGuest:
         uid, offset = _checked(call), max(0, call.args["offset"] or 0)
         end = offset + min(max(1, call.args["limit"]), schema.LIMITS["entries"])
         try:
-            entries = self.files.list(call.args["path"], uid)
+            entries = self.files.list(call.args["path"], uid, call.args["attributes"])
         except FileError as error:
             raise RpcError(error.code, error.message) from None
         call.result(entries=entries[offset:end], more=len(entries) > end)
@@ -569,6 +586,7 @@ class MemoryGuest:
 
     def _write(self, call: Call) -> None:
         uid, args, body = _checked(call), call.args, bytearray()
+        missing = [args["path"], *self._missing(posixpath.dirname(args["path"]))]
         try:
             self.files.check_write(args["path"], uid, parents=args["parents"])
             in_place = args["in_place"] and self.files.exists(args["path"])
@@ -593,6 +611,8 @@ class MemoryGuest:
             try:
                 if not in_place:
                     self.files.write(args["path"], bytes(body), uid, mode=args["mode"], parents=args["parents"], append=args["append"])
+                    self._give(missing, args["owner"])
+                    self.files.set_attributes(args["path"], args["attributes"] or {})
                 call.result(**self.files.stat(args["path"], uid))
             except FileError as error:
                 call.fail(error.code, error.message)

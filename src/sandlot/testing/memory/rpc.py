@@ -13,7 +13,18 @@ REMEMBERED_CALLS = 4096
 _NOT_REMEMBERED = frozenset(
     {
         *("guest.info", "process.start", "process.attach", "process.wait", "process.input", "process.resize"),
-        *("process.get", "process.list", "kernel.execute", "kernel.attach", "kernel.list", "file.read", "file.stat", "file.list", "port.connect"),
+        *(
+            "process.get",
+            "process.list",
+            "kernel.execute",
+            "kernel.attach",
+            "kernel.list",
+            "file.read",
+            "file.stat",
+            "file.resolve",
+            "file.list",
+            "port.connect",
+        ),
     }
 )
 """Names of calls whose results are not remembered: the call can be repeated without harm, or its handler finds the earlier work by the call's id."""

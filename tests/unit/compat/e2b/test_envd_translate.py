@@ -6,13 +6,14 @@ import base64
 from datetime import datetime
 from typing import Any
 
+import pytest
 from e2b.sandbox.signature import get_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.compat.e2b.envd import errors, signed_urls, translate
 from sandlot.compat.e2b.envd.schemas import Input, StartMessage, WatcherMessage, WatchMessage
-from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError
 from sandlot.model.executions import ProcessOutcome
 from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.ids import ProcessId
@@ -95,9 +96,34 @@ def test_entry_is_translated_to_proto3_json() -> None:
         "modifiedTime": "1970-01-01T00:00:00.000000001Z",
     }
     assert translate.entry(entry(kind="other"))["type"] == "FILE_TYPE_UNSPECIFIED"
-    for target, meant in (("y", "/a/y"), ("../y", "/y"), ("/y", "/y"), ("", "/a"), (None, "/a")):
-        told = translate.entry(entry(kind="symlink", target=target))
-        assert (told["isSymlink"], told["symlinkTarget"]) == (True, meant)
+
+
+def test_link_has_the_type_mode_and_path_of_its_target() -> None:
+    link = entry(kind="symlink", target="y", mode=0o777)
+    for target, told in (
+        (entry(path="/b/y", mode=0o600), ("FILE_TYPE_FILE", 0o600, "/b/y")),
+        (entry(path="/b", kind="directory", mode=0o1755), ("FILE_TYPE_DIRECTORY", 0o755, "/b")),
+        (None, ("FILE_TYPE_UNSPECIFIED", 0, "/a/x")),
+    ):
+        info = translate.entry(link, target)
+        assert (info["type"], info["mode"], info["symlinkTarget"]) == told
+        assert (info["path"], info["permissions"]) == ("/a/x", "Lrwxrwxrwx")
+
+
+def test_metadata_are_attributes_of_the_file() -> None:
+    attributes = translate.metadata({"x-metadata-author": "me", "x-metadata-empty": "", "content-type": "text/plain"})
+    assert attributes == {"user.e2b.author": "me", "user.e2b.empty": ""}
+    assert translate.entry(entry(attributes=attributes))["metadata"] == {"author": "me", "empty": ""}
+    assert "metadata" not in translate.entry(entry())
+    for headers in (
+        {"x-metadata-": "x"},
+        {"x-metadata-a": "\x7f"},
+        {"x-metadata-a": "é"},
+        {"x-metadata-" + "k" * 247: "x"},
+        {f"x-metadata-{number}": "v" * 1024 for number in range(4)},
+    ):
+        with pytest.raises(InvalidRequestError):
+            translate.metadata(headers)
 
 
 @given(st.integers(-(1 << 62), (1 << 63) - 1))

@@ -3,6 +3,7 @@
 Invariants:
 - Only the last chunk of a file is in memory, also of a compressed file, whose size is limited after decompression.
 - Until an upload is complete, the old file stays.
+- As at E2B, files are read and written with the permissions of root, and written files belong to the user.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ CHUNK_BYTES: Final = 256 * KIB
 """Maximum size of a decompressed chunk."""
 MAX_FILES: Final = 1000
 """Maximum number of files of one upload."""
-METADATA_PREFIX: Final = "x-metadata-"
 _GZIP: Final = 16 + zlib.MAX_WBITS
 """Window size by which zlib expects the header and checksum of gzip."""
 
@@ -37,15 +37,13 @@ async def read(request: Request, query: FilesQuery) -> Response:
     """Return the content of a file as a response."""
     sandbox, user = await access.find_requested_sandbox(request), translate.user(query.username)
     path = translate.absolute(query.path or "", user)
-    content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=user)
+    content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=User.ROOT)
     return KeepAliveStreamResponse(content, content.aclose, media_type="application/octet-stream")
 
 
 async def write(request: Request, query: FilesQuery) -> Response:
     """Write one file, or the files of a form."""
     sandbox, user = (await access.find_requested_sandbox(request)).id, translate.user(query.username)
-    if any(name.startswith(METADATA_PREFIX) for name in request.headers):
-        raise UnsupportedError("Files have no metadata in Sandlot.", code=ErrorCode.UNSUPPORTED, hint="Omit the metadata, or write it to a file.")
     work = _write_form(request, sandbox, user, query.path) if is_multipart(request) else _write_body(request, sandbox, user, query.path)
     return JSONResponse(await cancel_on_hangup(request, work))
 
@@ -62,7 +60,7 @@ async def _write_form(request: Request, sandbox: SandboxId, user: User, path: st
     if _encoding(request):
         raise UnsupportedError("A form cannot be compressed.", code=ErrorCode.UNSUPPORTED, hint="Send each file as application/octet-stream.")
     written: list[dict[str, Any]] = []
-    async for upload in read_uploads(request, max_parts=MAX_FILES):
+    async for upload in read_uploads(request, max_parts=MAX_FILES, needs_filename=not path):
         if path and written:
             raise InvalidRequestError("The form has several files for one path.", hint="Omit the path of the query, and name each file by its path.")
         written.append(await _write(request, sandbox, user, path or upload.filename, upload.chunks))
@@ -70,8 +68,11 @@ async def _write_form(request: Request, sandbox: SandboxId, user: User, path: st
 
 
 async def _write(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
-    entry = await get_node(request).files.write(get_principal(request), sandbox, translate.absolute(path, user), content, user=user)
-    return {"name": entry.name, "type": "file", "path": entry.path}
+    files, attributes = get_node(request).files, translate.metadata(request.headers)
+    path = translate.absolute(path, user)
+    entry = await files.write_as_root(get_principal(request), sandbox, path, content, owner=user, attributes=attributes)
+    written = {"name": entry.name, "type": "file", "path": entry.path}
+    return {**written, "metadata": translate.metadata_of(attributes)} if attributes else written
 
 
 def _encoding(request: Request) -> str:

@@ -1,6 +1,7 @@
 """Methods of ``filesystem.Filesystem``: files, directories and watches. Relative paths begin in the user's home directory.
 
 Invariants:
+- As at E2B, methods have the permissions of root, and created directories belong to the user.
 - A listing is a walk by name: the entries of a directory follow the directory. Symbolic links are not followed.
 - As at E2B, it is not an error if a removed path does not exist, and a move replaces its target.
 - The events of a watch cannot state that events were lost; the known events are sent.
@@ -19,6 +20,7 @@ from sandlot.compat.e2b.envd.rpc_routes import ConnectRpcCall, RpcStream
 from sandlot.compat.e2b.envd.schemas import ListDirMessage, MoveMessage, PathMessage, WatcherMessage, WatchMessage
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError
 from sandlot.model.files import Entry, FileEvent, FolderWatch
+from sandlot.model.specs import User
 
 MAX_ENTRIES = 20_000
 """Maximum number of entries of one listing."""
@@ -28,53 +30,53 @@ WITH_ENTRIES: Final = "+entries"
 
 async def stat(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
     """Return the entry of a path. A symbolic link is not followed."""
-    path = translate.absolute(message.path, call.user)
-    return {"entry": translate.entry(await call.node.files.stat(call.principal, call.sandbox, path, user=call.user, follow=False))}
+    return {"entry": await _describe(call, translate.absolute(message.path, call.user))}
 
 
 async def list_dir(call: ConnectRpcCall, message: ListDirMessage) -> Mapping[str, Any]:
     """List a directory to a depth."""
     entries: list[Entry] = []
     await _walk(call, translate.absolute(message.path, call.user), max(1, message.depth), entries)
-    return {"entries": [translate.entry(entry) for entry in entries]}
+    return {"entries": [await _translate(call, entry) for entry in entries]}
 
 
 async def make_dir(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
-    """Create a directory and its parents."""
-    files, path, user = call.node.files, translate.absolute(message.path, call.user), call.user
+    """Create a directory and its parents, which belong to the user."""
+    files, path, owner = call.node.files, translate.absolute(message.path, call.user), call.user
     try:
-        created = await files.make_directory(call.principal, call.sandbox, path, user=user, parents=False)
+        created = await files.make_directory(call.principal, call.sandbox, path, user=User.ROOT, parents=False, owner=owner)
     except ConflictError as error:
-        if error.code is ErrorCode.PATH_EXISTS and (await files.stat(call.principal, call.sandbox, path, user=user)).kind != "directory":
+        if error.code is ErrorCode.PATH_EXISTS and (await files.stat(call.principal, call.sandbox, path, user=User.ROOT)).kind != "directory":
             raise InvalidRequestError(f"{path!r} exists and is not a directory.", hint="Remove the file, or use another path.") from None
         raise
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        created = await files.make_directory(call.principal, call.sandbox, path, user=user, parents=True)
+        created = await files.make_directory(call.principal, call.sandbox, path, user=User.ROOT, parents=True, owner=owner)
     return {"entry": translate.entry(created)}
 
 
 async def move(call: ConnectRpcCall, message: MoveMessage) -> Mapping[str, Any]:
-    """Move a file or directory. Parents of the target are created."""
-    files, user = call.node.files, call.user
-    source, target = (translate.absolute(path, user) for path in (message.source, message.destination))
+    """Move a file or directory. Parents of the target are created, and belong to the user."""
+    files = call.node.files
+    source, target = (translate.absolute(path, call.user) for path in (message.source, message.destination))
     try:
-        moved = await files.move(call.principal, call.sandbox, source, target, user=user, overwrite=True)
+        await files.move(call.principal, call.sandbox, source, target, user=User.ROOT, overwrite=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
-        await files.stat(call.principal, call.sandbox, source, user=user, follow=False)  # raises if the source does not exist
+        await files.stat(call.principal, call.sandbox, source, user=User.ROOT, follow=False)  # raises if the source does not exist
         parent = posixpath.dirname(target.rstrip("/")) or "/"
-        await files.make_directory(call.principal, call.sandbox, parent, user=user, parents=True)
-        moved = await files.move(call.principal, call.sandbox, source, target, user=user, overwrite=True)
-    return {"entry": translate.entry(moved)}
+        await files.make_directory(call.principal, call.sandbox, parent, user=User.ROOT, parents=True, owner=call.user)
+        await files.move(call.principal, call.sandbox, source, target, user=User.ROOT, overwrite=True)
+    return {"entry": await _describe(call, target)}
 
 
 async def remove(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
     """Delete a file, or a directory with its content."""
+    path = translate.absolute(message.path, call.user)
     try:
-        await call.node.files.delete(call.principal, call.sandbox, translate.absolute(message.path, call.user), user=call.user, recursive=True)
+        await call.node.files.delete(call.principal, call.sandbox, path, user=User.ROOT, recursive=True)
     except NotFoundError as error:
         if error.code is not ErrorCode.PATH_NOT_FOUND:
             raise
@@ -82,7 +84,8 @@ async def remove(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any
 
 
 async def _walk(call: ConnectRpcCall, path: str, depth: int, entries: list[Entry]) -> None:
-    async for entry in iter_directory(call.node, call.principal, call.sandbox, path, user=call.user):
+    listing = iter_directory(call.node, call.principal, call.sandbox, path, user=User.ROOT, attributes=translate.METADATA_PREFIX)
+    async for entry in listing:
         entries.append(entry)
         if len(entries) > MAX_ENTRIES:
             raise LimitError(
@@ -96,20 +99,36 @@ async def _walk(call: ConnectRpcCall, path: str, depth: int, entries: list[Entry
                 await _walk(call, entry.path, depth - 1, entries)
 
 
+async def _describe(call: ConnectRpcCall, path: str) -> dict[str, Any]:
+    """Return the entry of a path, with its metadata."""
+    files = call.node.files
+    return await _translate(
+        call, await files.stat(call.principal, call.sandbox, path, user=User.ROOT, follow=False, attributes=translate.METADATA_PREFIX)
+    )
+
+
+async def _translate(call: ConnectRpcCall, entry: Entry) -> dict[str, Any]:
+    target = None
+    if entry.kind == "symlink":
+        with suppress(InvalidRequestError, NotFoundError, ConflictError):  # the link leads nowhere
+            target = await call.node.files.resolve(call.principal, call.sandbox, entry.path, user=User.ROOT)
+    return translate.entry(entry, target)
+
+
 # -- watches --------------------------------------------------------------------------------------------------------
 
 
 async def watch_dir(call: ConnectRpcCall, message: WatchMessage) -> RpcStream:
     """Stream the events of a directory until the directory is removed."""
     path = translate.absolute(message.path, call.user)
-    watch = await call.node.watches.watch(call.principal, call.sandbox, path, recursive=message.recursive, user=call.user)
+    watch = await call.node.watches.watch(call.principal, call.sandbox, path, recursive=message.recursive, user=User.ROOT)
     return RpcStream(_watch_messages(call, watch, with_entries=message.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create_watcher(call: ConnectRpcCall, message: WatchMessage) -> Mapping[str, Any]:
     """Create a watcher, whose events the client reads with ``GetWatcherEvents``."""
     path = translate.absolute(message.path, call.user)
-    watcher = await call.node.watches.create(call.principal, call.sandbox, path, recursive=message.recursive, user=call.user)
+    watcher = await call.node.watches.create(call.principal, call.sandbox, path, recursive=message.recursive, user=User.ROOT)
     return {"watcherId": watcher.id + (WITH_ENTRIES if message.include_entry else "")}
 
 
@@ -138,7 +157,6 @@ async def _client_events(call: ConnectRpcCall, events: Iterable[FileEvent], root
     for event in events:
         for client_event in translate.file_events(event, root):
             if with_entries and client_event["type"] in {translate.CREATE, translate.WRITE}:
-                with suppress(SandlotError):  # removed, or not visible to the user
-                    entry = await call.node.files.stat(call.principal, call.sandbox, event.path, user=call.user, follow=False)
-                    client_event["entry"] = translate.entry(entry)
+                with suppress(SandlotError):  # removed
+                    client_event["entry"] = await _describe(call, event.path)
             yield client_event

@@ -25,6 +25,8 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.sandboxes import SandboxInfo
 
 OPERATIONS: Mapping[str, str] = {"GET": "read", "HEAD": "read", "POST": "write"}
+EXPIRED = "signature is already expired"
+"""Message of E2B, which clients compare."""
 _VERSION = "v1_"
 
 
@@ -69,11 +71,11 @@ async def find_signer(scope: Mapping[str, Any], node: Node, only: str = "") -> S
             if hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
                 signer = sandbox
     if signer is None or not operation:
-        raise _signature_error("The URL is not signed with the token of a live sandbox, or was changed.")
+        raise AuthenticationError(
+            "The URL is not signed with the token of a live sandbox, or was changed.",
+            code=ErrorCode.UNAUTHENTICATED,
+            hint="Create a new URL with download_url() or upload_url().",
+        )
     if until and not (until.isascii() and until.isdecimal() and signer.as_of.timestamp() < int(until)):
-        raise _signature_error("The URL has expired.")
+        raise AuthenticationError(EXPIRED, code=ErrorCode.UNAUTHENTICATED)
     return signer.id
-
-
-def _signature_error(message: str) -> AuthenticationError:
-    return AuthenticationError(message, code=ErrorCode.UNAUTHENTICATED, hint="Create a new URL with download_url() or upload_url().")

@@ -28,6 +28,10 @@ SIGNALS: Mapping[str | int, int] = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, 1
 
 TYPES: Mapping[str, str] = {"file": "FILE_TYPE_FILE", "directory": "FILE_TYPE_DIRECTORY", "symlink": "FILE_TYPE_SYMLINK"}
 OTHER_TYPE = "FILE_TYPE_UNSPECIFIED"
+METADATA_HEADER, METADATA_PREFIX = "x-metadata-", "user.e2b."
+"""Prefix of the headers with the metadata of an upload, and of the names of the extended attributes that store them."""
+MAX_ATTRIBUTE_NAME_BYTES, MAX_METADATA_BYTES = 255, 4096
+"""Limits of xattr(7), and of ext4 for all attributes of a file."""
 _NAMES: Mapping[int, str] = {0: "root", 1000: "user"}
 
 CREATE, WRITE, REMOVE, RENAME = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME"))
@@ -165,8 +169,15 @@ def process(info: ProcessInfo) -> dict[str, Any]:
     return shown if info.tag is None else {**shown, "tag": info.tag}
 
 
-def entry(entry: Entry) -> dict[str, Any]:
-    """Return a ``filesystem.EntryInfo``. A symbolic link has its target."""
+def entry(entry: Entry, target: Entry | None = None) -> dict[str, Any]:
+    """Return a ``filesystem.EntryInfo``.
+
+    A symbolic link has the type and mode of its target. The type of a link that leads nowhere is unspecified.
+
+    Args:
+        entry: The entry.
+        target: Entry to which a symbolic link leads through all links. None: the entry is no link, or the link leads nowhere.
+    """
     seconds, nanos = divmod(max(0, entry.modified_ns), 1_000_000_000)
     info = {
         "name": entry.name,
@@ -180,9 +191,35 @@ def entry(entry: Entry) -> dict[str, Any]:
         "modifiedTime": f"{_date(seconds)}.{nanos:09d}Z",
     }
     if entry.kind == "symlink":
-        info["isSymlink"] = True
-        info["symlinkTarget"] = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.target or ""))
+        info["type"] = OTHER_TYPE if target is None else TYPES.get(target.kind, OTHER_TYPE)
+        info["mode"] = 0 if target is None else target.mode & 0o777
+        info["symlinkTarget"] = entry.path if target is None else target.path
+    if entry.attributes:
+        info["metadata"] = metadata_of(entry.attributes)
     return info
+
+
+def metadata_of(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file, which are its extended attributes with names that begin with :data:`METADATA_PREFIX`."""
+    return {name.removeprefix(METADATA_PREFIX): value for name, value in attributes.items()}
+
+
+def metadata(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the extended attributes for the metadata in the headers of an upload.
+
+    Raises:
+        InvalidRequestError: The name or value is empty, not printable ASCII or too long.
+    """
+    attributes = {METADATA_PREFIX + name.removeprefix(METADATA_HEADER): value for name, value in headers.items() if name.startswith(METADATA_HEADER)}
+    for name, value in attributes.items():
+        if name == METADATA_PREFIX or len(name) > MAX_ATTRIBUTE_NAME_BYTES or not (value.isascii() and (not value or value.isprintable())):
+            raise InvalidRequestError(
+                f"The metadata {name.removeprefix(METADATA_PREFIX)[:40]!r} is invalid.",
+                hint=f"Use printable ASCII, and keys of 1 to {MAX_ATTRIBUTE_NAME_BYTES - len(METADATA_PREFIX)} characters.",
+            )
+    if sum(len(name) + len(value) for name, value in attributes.items()) > MAX_METADATA_BYTES:
+        raise InvalidRequestError(f"The metadata of a file has more than {MAX_METADATA_BYTES} bytes.", hint="Pass less metadata.")
+    return attributes
 
 
 def _date(seconds: int) -> str:
