@@ -23,7 +23,7 @@ def isolation() -> str:
 async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(inside: Inside) -> None:
     assert await inside.sh("id -un; id -u; pwd; hostname") == "user\n1000\n/workspace\ninside\n"
     names = {line.split("=")[0] for line in (await inside.sh("env -0 | tr '\\0' '\\n'")).splitlines()}
-    assert names <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "PWD", "SHLVL", "_", "OLDPWD"} | names_of_the_image(inside)
+    assert names <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_CTYPE", "PWD", "SHLVL", "_", "OLDPWD"} | names_of_the_image(inside)
 
 
 def names_of_the_image(_inside: Inside) -> set[str]:

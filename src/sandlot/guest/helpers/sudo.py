@@ -21,7 +21,7 @@ sys.path.insert(0, "/.sandlot/helpers")
 import values  # type: ignore[import-not-found]  # shipped beside this file
 
 SOCKET = "/run/sandlot/guest.sock"
-KEPT_VARIABLES = ("LANG", "LC_ALL", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
+KEPT_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "COLUMNS", "LINES", "PATH", "DEBIAN_FRONTEND")
 """Environment variables of the caller that are passed to the program even without the option ``-E``."""
 
 INSTALL_PREFIX = "/usr/local"

@@ -123,7 +123,7 @@ def build_environment(account: Account, *overrides: dict[str, str]) -> dict[str,
         "USER": account.name,
         "LOGNAME": account.name,
         "SHELL": BASH if os.path.exists(BASH) else SH,
-        "LANG": "C.UTF-8",
+        "LC_CTYPE": "C.UTF-8",
     }
     for override in overrides:
         env.update(override)

@@ -400,7 +400,7 @@ class Processes:
             user: Account of the process, ``user`` or ``root``.
             env: Variables that replace or extend the environment of the sandbox.
         """
-        base = {"PATH": _PATH, "HOME": HOMES[user], "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LANG": "C.UTF-8"}
+        base = {"PATH": _PATH, "HOME": HOMES[user], "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LC_CTYPE": "C.UTF-8"}
         return {**base, **self._environment(), **env}
 
     def spawn(self, id_: str, args: Mapping[str, Any]) -> Process:
