@@ -94,7 +94,7 @@ class LinkConnection:
                 log("the link was closed")
                 self._loop.stop()
             return
-        for event in self.protocol.receive(data):
+        for event in events.join_bytes(self.protocol.receive(data)):
             if isinstance(event, events.Greeted):
                 self._unwritten = memoryview(b"")  # drop the rest of a frame that was meant for the earlier connection
                 self._loop.rearm()  # after a restore, the old epoll instance may never report that the link is writable

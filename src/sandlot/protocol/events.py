@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 
@@ -112,3 +115,20 @@ class Writable(StreamEvent):
     """The send queue of the stream was full and is now at most half full. More bytes may be queued."""
 
     __slots__ = ()
+
+
+def join_bytes(received: Iterable[Event]) -> Iterator[Event]:
+    """Yield events, and instead of successive :class:`Bytes` of the same channel one event with all their bytes.
+
+    The host sends frames of 4 KiB. A guest that handles each of them makes a system call for each, which is slow in gVisor.
+    """
+    for channel, group in groupby(received, _channel):
+        if channel is None:
+            yield from group
+            continue
+        parts = [event for event in group if isinstance(event, Bytes)]
+        yield parts[0] if len(parts) == 1 else Bytes(*channel, b"".join([each.data for each in parts]), sum([each.credit for each in parts]))
+
+
+def _channel(event: Event) -> tuple[int, int] | None:
+    return (event.stream, event.channel) if isinstance(event, Bytes) else None
