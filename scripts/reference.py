@@ -335,8 +335,7 @@ def templates() -> str:
     """Return the page of the built-in templates."""
     parts = []
     for name, recipe in sorted(builtin().items()):
-        chosen = (RECIPES / f"{name}.in").read_text(encoding="utf-8")
-        wanted = [line for line in chosen.splitlines() if line and not line.startswith("#")]
+        wanted = re.findall(r"^[\w.-]+", (RECIPES / f"{name}.in").read_text(encoding="utf-8"), re.MULTILINE)
         versions = dict(re.findall(r"^([\w.-]+)==(\S+)", recipe.lock, re.MULTILINE))
         rows = [("Description", recipe.description), ("Starts from", recipe.parent or "Debian"), ("Size", _SIZES[name])]
         if recipe.debian is not None:
