@@ -213,6 +213,14 @@ CHARTS: dict[str, tuple[str, dict[str, object]]] = {
         "plt.bar(['a', 'b'], [2, 2], label='g')",
         {"orientation": "vertical", "elements": [{"label": "a", "value": 2.0, "group": "g"}, {"label": "b", "value": 2.0, "group": "g"}]},
     ),
+    "bar with error bars": (
+        "plt.bar(['A', 'B', 'C'], [10, 15, 7], yerr=[1, 2, .5], capsize=4)",
+        {"type": "bar", "elements": [{"label": label, "value": value, "group": "Group 0"} for label, value in (("A", 10.0), ("B", 15.0), ("C", 7.0))]},
+    ),
+    "line with error bars": (
+        "plt.errorbar([1, 2], [3, 4], yerr=.5, capsize=3, label='measured')",
+        {"type": "line", "elements": [{"label": "measured", "points": [[1.0, 3.0], [2.0, 4.0]]}]},
+    ),
     "pie": (
         "plt.pie([1, 3], labels=['p', 'q'])",
         {
@@ -235,7 +243,8 @@ async def test_figure_is_displayed_at_the_end_of_its_cell_with_chart_data(kernel
         assert isinstance(png := shown.data["image/png"], bytes)
         assert png.startswith(b"\x89PNG"), kind
         chart = json.loads(shown.data["application/vnd.sandlot.chart.v1+json"])
-        assert (chart["type"], {name: chart[name] for name in expected}) == (kind, expected)
+        expected = {"type": kind, **expected}
+        assert {name: chart[name] for name in expected} == expected
 
 
 async def test_a_figure_is_shown_once(kernel: Context) -> None:
