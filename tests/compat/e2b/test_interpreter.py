@@ -144,6 +144,34 @@ def test_figure_has_image_and_chart_data(sandbox: Sandbox) -> None:
     assert (other.x_label, other.x_unit) == ("time (s)", "s")
 
 
+def test_figures_with_error_bars_have_chart_data(sandbox: Sandbox) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.bar(['A', 'B', 'C'], [10, 15, 7], yerr=[1, 2, .5], capsize=4);"
+    chart = sandbox.run_code(code).results[-1].chart
+    assert isinstance(chart, BarChart)
+    assert [(each.label, float(each.value)) for each in chart.elements] == [("A", 10), ("B", 15), ("C", 7)]
+    chart = sandbox.run_code("plt.errorbar([1, 2], [3, 4], yerr=.5, capsize=3, label='measured');").results[-1].chart
+    assert isinstance(chart, LineChart)
+    assert [(each.label, each.points) for each in chart.elements] == [("measured", [(1, 3), (2, 4)])]
+    chart = sandbox.run_code("plt.boxplot([[1, 2, 3], [4, 5, 6]], labels=['u', 'v'], patch_artist=True);").results[-1].chart
+    assert isinstance(chart, BoxAndWhiskerChart)
+    assert [(each.label, each.median) for each in chart.elements] == [("u", 2), ("v", 5)]
+
+
+def test_values_have_json_and_tables_have_data(sandbox: Sandbox) -> None:
+    assert sandbox.run_code("{'a': [1, None], 'b': 'x'}").results[0].json == {"a": [1, None], "b": "x"}
+    assert sandbox.run_code("[1, 'x']").results[0].json == [1, "x"]
+    (table,) = sandbox.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2], 't': pd.to_datetime(['2024-01-01', '2024-01-02'])})").results
+    assert table.data == {"a": [1, 2], "t": ["2024-01-01T00:00:00", "2024-01-02T00:00:00"]}
+    assert "<table" in (table.html or "")
+    assert not table.extra
+
+
+@pytest.mark.parametrize("how", ["image.save('saved.png')", "image.show()", "image"])
+def test_saved_or_shown_image_is_a_result(sandbox: Sandbox, how: str) -> None:
+    (result,) = sandbox.run_code(f"from PIL import Image\nimage = Image.new('RGBA', (4, 4))\n{how}").results
+    assert base64.b64decode(result.png or "").startswith(b"\x89PNG")
+
+
 def test_code_sees_the_environment_of_sandbox_and_run(sandbox: Sandbox) -> None:
     look = "import os; [os.environ.get(each) for each in ('COLOUR', 'SIZE')]"
     assert sandbox.run_code(look, envs={"SIZE": "big"}).text == "['green', 'big']"

@@ -109,9 +109,14 @@ def test_string_results_lose_their_quotes(text: str, told: str) -> None:
 
 
 def test_invalid_json_result_is_text_and_no_chart() -> None:
-    told = cells.result(Display({"application/json": "{", cells.CHART: "[1]"}, main=False))
+    told = cells.result(Display({"application/json": "{", cells.CHART: "[1]", cells.TABLE: "1"}, main=False))
     assert told["json"] == "{"
-    assert "chart" not in told
+    assert not {"chart", "data"} & set(told)
+
+
+def test_table_is_the_data_of_its_result() -> None:
+    told = cells.result(Display({"text/html": "<table>", cells.TABLE: '{"a": [1, null]}'}, main=True))
+    assert (told["html"], told["data"], told["extra"]) == ("<table>", {"a": [1, None]}, {})
 
 
 def test_output_that_is_not_utf8_is_replaced() -> None:

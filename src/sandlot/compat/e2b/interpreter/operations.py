@@ -35,6 +35,9 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 """Language -> id of its default context."""
 
+EXTRA_RESULTS: Mapping[str, str] = MappingProxyType({"SANDLOT_EXTRA_RESULTS": "1"})
+"""Environment that makes a kernel add results of E2B's template: JSON of dicts and lists, tables, and images that the code saves."""
+
 _log = structlog.get_logger("sandlot.http")
 
 
@@ -74,7 +77,7 @@ async def start(
     Raises:
         NotFoundError: There is no such context (code ``context_not_found``).
     """
-    cell = CellSpec(source, language=None, context=context, env=env, timeout_s=None)
+    cell = CellSpec(source, language=None, context=context, env={**EXTRA_RESULTS, **env}, timeout_s=None)
     options = ExecutionOptions(origin=VENDOR)
     try:
         return await node.code.stream(principal, sandbox, cell, options)

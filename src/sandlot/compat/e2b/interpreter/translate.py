@@ -21,6 +21,7 @@ from sandlot.model.executions import CellError, CodeStatus, Display
 from sandlot.web.streaming import StreamEvent
 
 CHART = "application/vnd.sandlot.chart.v1+json"
+TABLE = "application/vnd.sandlot.table.v1+json"
 
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -35,6 +36,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "application/json": "json",
         "application/javascript": "javascript",
         CHART: "chart",
+        TABLE: "data",
     }
 )
 """MIME type -> field of a result."""
@@ -80,7 +82,7 @@ def result(display: Display) -> dict[str, Any]:
         name = FIELDS.get(mime)
         if name is None:
             extra[mime] = value
-        elif name != "chart" or isinstance(value, dict):
+        elif name not in {"chart", "data"} or isinstance(value, dict):
             fields[name] = _unquoted(value) if name == "text" else value
     return {"type": "result", **fields, "is_main_result": display.main, "extra": extra}
 

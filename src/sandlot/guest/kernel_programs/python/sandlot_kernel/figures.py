@@ -12,6 +12,8 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
+from .import_hooks import after_import
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -20,34 +22,10 @@ BACKEND = "module://matplotlib_inline.backend_inline"
 _shown_figures: list[Any] = []
 
 
-class _Finder:
-    """Finder for ``sys.meta_path`` that lets Python find Matplotlib as usual, and selects the inline backend after the import."""
-
-    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> Any:
-        """Return the spec of Matplotlib, with a loader that also selects the inline backend; None for any other module."""
-        if name != "matplotlib":
-            return None
-        spec = PathFinder.find_spec(name, path)
-        loader: Any = None if spec is None else spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        execute = loader.exec_module
-
-        def execute_and_select(module: Any) -> None:
-            execute(module)
-            _select_backend(module)
-
-        loader.exec_module = execute_and_select
-        return spec
-
-
 def install() -> None:
     """Select the inline backend now if Matplotlib is imported already, or when Matplotlib is imported later."""
-    matplotlib = sys.modules.get("matplotlib")
-    if matplotlib is not None:
-        _select_backend(matplotlib)
-    elif PathFinder.find_spec("matplotlib_inline") is not None:
-        sys.meta_path.insert(0, _Finder())
+    if "matplotlib" in sys.modules or PathFinder.find_spec("matplotlib_inline") is not None:
+        after_import("matplotlib", _select_backend)
 
 
 def is_figure(shown: object) -> bool:

@@ -17,14 +17,14 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
-from IPython.core.formatters import BaseFormatter, DisplayFormatter
+from IPython.core.formatters import BaseFormatter, DisplayFormatter, JSONFormatter
 from IPython.core.inputtransformer2 import PromptStripper
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets import ObjectName, Type, Unicode, default, observe
 from traitlets.config import Config
 
-from . import charts, figures, tracebacks
+from . import charts, extra_results, figures, plotly_figures, tracebacks
 from .display_data import MAX_METADATA_TEXT_CHARS, MAX_PART_CHARS, MAX_TEXT_CHARS
 from .forking import run_command
 from .kernel_guard import give_builtins
@@ -167,6 +167,26 @@ class ChartFormatter(BaseFormatter):  # type: ignore[misc]
         return charts.describe(obj) if figures.is_figure(obj) else None
 
 
+class TableFormatter(BaseFormatter):  # type: ignore[misc]
+    """Formatter that adds the values of a pandas DataFrame to its representations, if the cell has selected further results."""
+
+    format_type = Unicode(extra_results.TABLE)
+    print_method = ObjectName("_repr_sandlot_table_")
+
+    def __call__(self, obj: object) -> str | None:
+        """Return a DataFrame as the JSON of a table; None for any other object."""
+        return extra_results.table_of(obj)
+
+
+class ValueFormatter(JSONFormatter):  # type: ignore[misc]
+    """Formatter that adds JSON to the representations of a dict or a list, if the cell has selected further results."""
+
+    def __call__(self, obj: object) -> Any:
+        """Return a dict or a list as JSON, and the JSON of any other object as IPython does."""
+        found = extra_results.json_of(obj)
+        return super().__call__(obj) if found is None else found
+
+
 class NoProfile(ProfileDir):  # type: ignore[misc]
     """Object that stands for IPython's profile folder. IPython 8 needs such an object, but the folder itself is never created."""
 
@@ -212,9 +232,11 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
         plain = self.display_formatter.formatters["text/plain"]
         for kind in (str, bytes, bytearray):
             plain.for_type(kind, _long)
-        chart = ChartFormatter(parent=self.display_formatter)
-        self.display_formatter.formatters[charts.MIME] = chart
+        for formatter in (ChartFormatter, TableFormatter, ValueFormatter):
+            made = formatter(parent=self.display_formatter)
+            self.display_formatter.formatters[made.format_type] = made
         figures.install()
+        plotly_figures.install()
 
     def connect(self, facade: KernelFacade) -> None:
         """Connect the shell to the kernel, to which it reports results and errors.
@@ -233,6 +255,7 @@ class IPythonShell(InteractiveShell):  # type: ignore[misc]
                 setattr(self, attribute, part)
         self.compile.cell_name = name
         self.formatting = False  # an interrupt of an earlier cell may have left it True
+        extra_results.prepare()
         failed = None
         try:
             cell = self._transformed(code)
