@@ -14,9 +14,10 @@ helper     fields of the request           messages and bytes                   
 =========  ==============================  ===============================================  =================================
 pack       path, gzip                      ``opened``; then a tar archive                   files, folders, links, bytes,
                                                                                             left_out
-unpack     path, entries (maximum number)  the host sends a tar archive                     files, folders, links, bytes
-watch      path, recursive, folders        ``watching``, ``by``, ``root``; then ``events``  gone
-           (maximum number), by
+unpack     path, entries (maximum number)  the host sends a tar archive                     files, folders, links, bytes,
+                                                                                            skipped (names of links)
+watch      path, recursive, folders        ``watching``, ``by``, ``root``; then ``events``; gone
+           (maximum number), by            ``synced`` after each message of the host
 changes    folders                         ``marked``; the host sends any message to end    more
                                            the period; then ``files``
 overlay    do                              pack: ``folder``, and the host responds with     records; pack: also bytes

@@ -51,6 +51,17 @@ def test_folder_events_are_polled(sandbox: Sandbox) -> None:
         handle.get_new_events()
 
 
+def test_events_of_a_write_can_be_taken_directly_after_it(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("direct")
+    handle = sandbox.files.watch_dir("direct")
+    for number in range(5):
+        sandbox.files.write(f"direct/{number}", "x")
+        assert (str(number), WRITE) in kinds(handle.get_new_events())
+    sandbox.commands.run("rm direct/0")
+    assert ("0", REMOVE) in kinds(handle.get_new_events())
+    handle.stop()
+
+
 def test_recursive_watch_reports_nested_entries(sandbox: Sandbox) -> None:
     sandbox.files.make_dir("r/sub")
     handle = sandbox.files.watch_dir("r", recursive=True, include_entry=True, allow_network_mounts=True)

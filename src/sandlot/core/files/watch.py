@@ -24,6 +24,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from sandlot.core.concurrency import StreamCloser
@@ -46,6 +47,8 @@ MAX_WATCHERS: Final = 32
 """Maximum number of watchers of one sandbox. Each watcher is a process inside the sandbox."""
 MAX_EVENTS: Final = 4096
 """Maximum number of events that one watcher keeps."""
+SYNC_TIMEOUT_S: Final = 2.0
+"""Seconds that :meth:`WatchService.take` waits for the helper program to report the latest events."""
 _EVENT_BYTES = 200
 """Bytes of memory that an event takes without its paths."""
 
@@ -141,11 +144,12 @@ class StreamedFolderWatch:
         root: Path of the folder with all symbolic links resolved. The paths of all events begin with this path.
     """
 
-    __slots__ = ("_closer", "_helper", "_is_gone", "_received", "by", "path", "root")
+    __slots__ = ("_closer", "_helper", "_is_gone", "_received", "_syncs", "by", "path", "root")
 
     def __init__(self, helper: GuestHelper, path: str, by: str, root: str) -> None:
         self._helper = helper
-        self._received: deque[FileEvent] = deque()
+        self._received: deque[FileEvent | None] = deque()
+        self._syncs: deque[asyncio.Event] = deque()
         self._is_gone = False
         self._closer = StreamCloser()
         self.path = path
@@ -165,11 +169,34 @@ class StreamedFolderWatch:
 
     async def aclose(self) -> None:
         """Stop the watch. Idempotent."""
+        for synced in self._syncs:
+            synced.set()
         await self._closer.aclose()
         self._helper.close()
 
+    async def sync(self) -> None:
+        """Wait until the iteration has returned all events that happened before this call, or the watch has ended.
+
+        Raises:
+            SandlotError: The helper program has ended.
+        """
+        synced = asyncio.Event()
+        self._syncs.append(synced)
+        try:
+            await self._helper.tell({"sync": True})
+        except SandlotError:
+            self._syncs.remove(synced)
+            raise
+        await synced.wait()
+
     async def _next_event(self) -> FileEvent:
-        while not self._received:
+        while True:
+            while self._received:
+                event = self._received.popleft()
+                if event is not None:
+                    return event
+                if self._syncs:
+                    self._syncs.popleft().set()
             if self._is_gone:
                 raise StopAsyncIteration
             try:
@@ -177,7 +204,6 @@ class StreamedFolderWatch:
             except StopAsyncIteration:
                 self._is_gone = True
                 self._received.append(FileEvent(FileEventKind.GONE, self.path, folder=True))
-        return self._received.popleft()
 
 
 async def _watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool, holds: bool) -> StreamedFolderWatch:
@@ -196,12 +222,14 @@ async def _watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool, ho
     return StreamedFolderWatch(helper, path, SCAN if started.get("by") == SCAN else INOTIFY, str(root) if valid else path)
 
 
-def _events(message: Any) -> list[FileEvent]:  # noqa: ANN401 - a guest sends this value, so it can be anything
-    """Return the events of one message of the helper program.
+def _events(message: Any) -> Sequence[FileEvent | None]:  # noqa: ANN401 - a guest sends this value, so it can be anything
+    """Return the events of one message of the helper program. None stands for the response to a ``sync``.
 
     Raises:
         ConflictError: The message is invalid.
     """
+    if isinstance(message, Mapping) and "synced" in message:
+        return (None,)
     events = message.get("events") if isinstance(message, Mapping) else None
     if not isinstance(events, list) or len(events) > _MAX_MESSAGE_EVENTS:
         raise _invalid_message()
@@ -233,13 +261,14 @@ class BufferedFolderWatch:
         recursive: Also watch all folders below this folder.
     """
 
-    __slots__ = ("_events", "_lock", "_reserved_bytes", "_sandbox", "_task", "by", "id", "path", "recursive", "root", "user")
+    __slots__ = ("_events", "_lock", "_reserved_bytes", "_sandbox", "_task", "_watch", "by", "id", "path", "recursive", "root", "user")
 
     def __init__(self, sandbox: Sandbox, path: str, user: User, *, recursive: bool) -> None:
         self._sandbox = sandbox
         self._events: deque[FileEvent] = deque()
         self._reserved_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._watch: StreamedFolderWatch | None = None
         self._lock = asyncio.Lock()
         self.id = f"w{secrets.token_hex(8)}"
         self.path = path
@@ -260,14 +289,21 @@ class BufferedFolderWatch:
 
     async def begin(self) -> None:
         """Start to watch the folder."""
-        folder_watch = await _watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
+        self._watch = folder_watch = await _watch(self._sandbox, self.path, user=self.user, recursive=self.recursive, holds=False)
         self.root, self.by = folder_watch.root, folder_watch.by
         self._task = self._sandbox.tasks.create_task(self._run(folder_watch))
         self._task.add_done_callback(lambda _: self._free_if_ended())
 
     async def take(self) -> Sequence[FileEvent]:
-        """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event."""
+        """Remove and return the events that the watcher keeps, oldest first. A ``gone`` event is always the last event.
+
+        If the sandbox runs, the events include everything that happened before this call.
+        """
         async with self._lock:
+            if self._watch is not None and self._task is not None and not self._task.done() and self._sandbox.awake.is_set():
+                with suppress(SandlotError, TimeoutError):  # a watch that has ended starts again below
+                    async with asyncio.timeout(SYNC_TIMEOUT_S):
+                        await self._watch.sync()
             if self._task is None or not self._task.done() or (self._events and self._events[-1].kind is FileEventKind.GONE):
                 return self._drain()
             try:

@@ -22,14 +22,13 @@ import time
 from sandlot.guest.errors import RpcError
 from sandlot.guest.fs.paths import path_error
 from sandlot.guest.helpers import inotify
-from sandlot.guest.helpers.helper import REQUESTS, send_message, serve
+from sandlot.guest.helpers.helper import REQUESTS, receive_message, send_message, serve
 from sandlot.guest.helpers.inotify import Inotify
 from sandlot.guest.helpers.walk import UnreadableFolder, walk
 from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH_EVENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     from sandlot.guest.helpers.inotify import InotifyEvent
@@ -253,7 +252,10 @@ class PollingWatcher:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch the folder of the request until the folder is removed, moved or unmounted, or until the host closes the input."""
+    """Watch the folder of the request until the folder is removed, moved or unmounted, or until the host closes the input.
+
+    Each further message of the host is answered with ``synced``, after all events that have happened before.
+    """
     root = os.path.realpath(request["path"])
     try:
         found = os.stat(root)
@@ -267,18 +269,19 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     if watched.fd >= 0:
         poll.register(watched.fd, select.POLLIN)
     while True:
-        ready = poll.poll(SCAN_INTERVAL_S * 1000)
-        if _ended(ready):
-            return {"gone": False}
-        if ready:
+        ready = {fd for fd, _ in poll.poll(SCAN_INTERVAL_S * 1000)}
+        is_requested = REQUESTS in ready
+        if is_requested:
+            try:
+                receive_message()
+            except EOFError:
+                return {"gone": False}
+        elif ready:
             time.sleep(BATCH_DELAY_S)
         if not watched.report() or not _same(root, found):
             return {"gone": True}
-
-
-def _ended(ready: Iterable[tuple[int, int]]) -> bool:
-    """Return True if the host has closed the input."""
-    return any(fd == REQUESTS for fd, _ in ready)
+        if is_requested:
+            send_message({"synced": True})
 
 
 def _same(root: str, found: os.stat_result) -> bool:

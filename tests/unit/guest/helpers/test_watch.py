@@ -31,6 +31,11 @@ class Watcher:
         assert self.process.stderr is not None
         return next_message(self.process.stderr)
 
+    def sync(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(values.encode_message({"sync": True}))
+        self.process.stdin.flush()
+
     def until(self, *wanted: Happened) -> list[Happened]:
         """Return the events until all expected ones have arrived."""
         found: list[Happened] = []
@@ -119,6 +124,19 @@ def test_moved_subfolder_is_watched_until_it_leaves_the_folder(tmp_path: Path, w
     (outside / "c/b/y").write_text("y")
     (inside / "z").write_text("z")
     assert not {path for _, path, _ in watcher.until(("created", "z", None))} & {"c/b/y", "c/b"}
+
+
+def test_events_before_a_sync_are_reported_before_its_response(tmp_path: Path, watch: Begin) -> None:
+    for by in ("", "scan"):
+        watcher = watch(tmp_path, by=by)
+        for number in range(3):
+            (tmp_path / f"{by}-{number}").write_text("x")
+            watcher.sync()
+            created: list[str] = []
+            while (message := watcher.next()) != {"synced": True}:
+                created += [event["path"] for event in message["events"] if event["kind"] == "created"]
+            assert created == [str(tmp_path / f"{by}-{number}")]
+        assert watcher.end() == 0
 
 
 def test_links_are_not_followed(tmp_path: Path, watch: Begin) -> None:

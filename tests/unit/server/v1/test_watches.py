@@ -67,6 +67,16 @@ async def test_events_of_a_watcher_are_kept_and_returned_once(http: httpx.AsyncC
     assert (await http.get(f"{url}/files/watchers")).json() == {"watchers": []}
 
 
+@pytest.mark.real_guest
+async def test_events_of_a_change_can_be_taken_at_once(http: httpx.AsyncClient, url: str) -> None:
+    await run(http, url, "mkdir w")
+    watcher = await watched(http, url)
+    for number in range(5):
+        path = f"/workspace/w/{number}"
+        await http.put(f"{url}/files/content", params={"path": path}, content=b"x")
+        assert path in [event["path"] for event in (await http.post(f"{watcher}/events")).json()["events"]]
+
+
 async def cut(sandbox: Sandbox) -> None:
     """End whatever watches."""
     async with sandbox.connection() as link:
