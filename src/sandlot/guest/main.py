@@ -99,7 +99,17 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
     prefork = Prefork(loop, spawner, children, identity, oom, groups)
     starter = KernelStarter(loop, spawner, children, identity, prefork, groups)
     kernels = KernelManager(loop, identity, starter, prefork, oom, rpc)
-    processes = ProcessManager(loop, spawner, rpc, prefork.yield_cpu, prefork.resume)
+
+    def on_first_command() -> None:
+        prefork.yield_cpu()
+        oom.on_commands(running=True)
+
+    def on_commands_ended() -> None:
+        prefork.resume()
+        oom.on_commands(running=False)
+
+    processes = ProcessManager(loop, spawner, rpc, on_first_command, on_commands_ended)
+    oom.on_kill = processes.add_note
     files, tunnels = FileService(loop, rpc), TunnelService(loop)
     wake_scripts = WakeScripts(loop, spawner, identity, rpc)
     lifecycle = GuestLifecycle(loop, link, router, rpc, identity, pid_limit, processes, kernels, oom, wake_scripts)

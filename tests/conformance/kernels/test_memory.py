@@ -1,28 +1,60 @@
-"""Memory that a kernel shares with others: whoever is killed for it, its end says so."""
+"""Commands and kernels that fill the memory: the process is killed, its end says so, and the sandbox continues."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
+
+import pytest
 
 from sandlot.model.executions import Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
+from tests.support.until import until
 
 GREEDY = "l = []\nwhile True: l.append(b'z' * (1 << 20))"
 
 
-async def test_command_that_the_guest_kills_for_memory_has_the_reason_oom(tmp_path: Path) -> None:
-    async with open_sandbox(tmp_path, isolation="gvisor", limits=SMALL) as inside:
-        cell = await inside.link.kernels.execute(CellSpec("import time\nprint('on', flush=True)\nfor n in range(600): time.sleep(0.1)"))
-        async for item in cell:  # memory is looked after while a cell runs
-            if isinstance(item, Output):
-                break
-        command = await inside.link.processes.start(ProcessSpec(("python3", "-c", GREEDY), timeout_s=60))
-        result = await command.result()
-        assert (result.reason, result.signal) == ("oom", 9)
-        assert await inside.link.kernels.interrupt(execution=cell.id)
-        assert (await cell.result()).status == "error"
+FORKS = "import os, time\nfor n in range(24):\n    if not os.fork():\n        l = b'z' * (16 << 20)\n        time.sleep(60)\ntime.sleep(60)"
+
+
+@pytest.fixture(scope="module")
+async def gvisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    """A gVisor sandbox that tests share."""
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation="gvisor", limits=SMALL) as inside:
+        yield inside
+
+
+@pytest.mark.parametrize("argv", [("python3", "-c", GREEDY), ("tail", "/dev/zero"), ("python3", "-c", FORKS)])
+async def test_command_that_fills_the_memory_is_killed_with_a_message(gvisor: Inside, argv: tuple[str, ...]) -> None:
+    command = await gvisor.link.processes.start(ProcessSpec(argv, timeout_s=60))
+    text = "".join([item.data.decode() async for item in command if isinstance(item, Output)])
+    result = await command.result()
+    assert (result.reason, result.signal) == ("oom", 9)
+    assert "was killed" in text
+    assert await gvisor.sh("echo on") == "on\n"
+
+
+@pytest.mark.parametrize("size", [None, 80])
+async def test_child_of_a_command_that_fills_the_memory_is_killed_with_a_message(gvisor: Inside, size: int | None) -> None:
+    command = await gvisor.link.processes.start(ProcessSpec(("sh", "-c", "setsid -w tail /dev/zero; echo after"), timeout_s=60, rows=size, cols=size))
+    text = "".join([item.data.decode() async for item in command if isinstance(item, Output)])
+    assert (await command.result()).exit_code == 0
+    assert "was killed" in text
+    assert "after" in text
+
+
+async def test_process_in_the_background_that_fills_the_memory_is_killed(gvisor: Inside) -> None:
+    await gvisor.sh("(sleep 0.5; tail /dev/zero; echo $? >/workspace/status) >/dev/null 2>&1 &")
+
+    async def has_ended() -> bool:  # without a command, during which memory is measured more often
+        listing = await gvisor.link.files.list("/workspace")
+        return any(entry.path.endswith("status") and entry.size for entry in listing.entries)
+
+    await until(has_ended)
+    assert await gvisor.sh("cat /workspace/status") == "137\n"
 
 
 async def test_kernel_that_is_killed_with_a_third_of_the_memory_has_the_status_oom(tmp_path: Path) -> None:

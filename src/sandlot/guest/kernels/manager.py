@@ -205,7 +205,7 @@ class KernelManager:
         busy = self._busy_pids()
         self._prefork.on_cells(running=bool(busy))
         if busy:
-            self._oom.watch(self._busy_pids)
+            self._oom.on_cell(self._busy_pids)
         self._cells.trim_soon()
 
     def _busy_pids(self) -> list[int]:

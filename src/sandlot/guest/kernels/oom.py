@@ -1,9 +1,9 @@
-"""The memory limit of the sandbox: if a cell uses too much memory, the largest process is killed and the sandbox survives.
+"""The memory limit of the sandbox: if a cell or a command uses too much memory, the largest process is killed and the sandbox survives.
 
 In a container, the OOM killer of the host's Linux kernel kills the largest process when the limit is reached, and this module only recognizes such
-kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. While a cell runs in gVisor, this module
-therefore measures the memory in use, and kills the largest process before the limit is reached. The time between two measurements depends on the
-free memory. If little memory is free, the time also depends on the rate at which the free memory shrinks.
+kills. gVisor has no OOM killer inside, and at the limit the host's kernel would kill the whole sandbox. In gVisor, this module therefore measures the
+memory in use, and kills the largest process before the limit is reached. The time between two measurements depends on the free memory. If little
+memory is free, the time also depends on the rate at which the free memory shrinks.
 
 MemFree and MemAvailable of gVisor do not show how much memory is in use. After a snapshot or a restore, gVisor counts the files that are on the
 sandbox's disk at that time as Shmem (20240729, with 116 MiB of files: Shmem grew from 50 to 166 MiB, while the host charged 134 MiB in all before
@@ -13,10 +13,12 @@ processes there are.
 
 Invariants:
 - Files on the disk, mapped or not, do not count as memory, neither when memory is measured nor when the process to kill is chosen.
-- Memory is measured while a cell runs and once after it, and only if ``/proc/meminfo`` describes this sandbox and not the host.
-- If the last measurement found enough free memory, the first measurement for a cell is ``MIN_PAUSE_S`` after the start of the cell. Most
-  cells have ended by then.
-- One process is killed at a time. A process is killed only if it uses at least an eighth of the limit.
+- Memory is measured from the first wake on, because processes in the background may fill it at any time, and only if ``/proc/meminfo`` describes
+  this sandbox and not the host. Measurements are less frequent while neither a cell nor a command of the host runs.
+- If the last measurement found little free memory, memory is measured again as soon as a cell or a command starts.
+- One process is killed at a time. A process is killed only if it uses at least an eighth of the limit. If there is none, the session whose processes
+  together use the most memory is killed.
+- The output of the command to which a killed process belongs says that the process was killed.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from __future__ import annotations
 import os
 import time
 
-from sandlot.guest.process.procfs import all_pids, kill_tree, send_signal
+from sandlot.guest.process.procfs import all_pids, all_processes, find_root, kill_tree, send_signal
 from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandlot.guest.loop import Loop
+    from sandlot.guest.loop import Loop, Timer
     from sandlot.guest.process.children import ChildTable
 
 MIB = 1 << 20
@@ -53,12 +55,14 @@ Measuring memory and killing a process takes less time than this, including dela
 FILL_RATE_BYTES = 1024 * MIB
 """Highest rate in bytes per second at which one core can fill memory in gVisor (measured: 1.0 to 1.1 GiB/s)."""
 NEAR_BYTES = 64 * MIB
-"""If at most this many bytes are free in addition to :func:`reserve_bytes`, memory is measured immediately at the start of a cell.
+"""If at most this many bytes are free in addition to :func:`reserve_bytes`, memory is measured immediately at the start of a cell or command.
 
 The time until the next measurement then depends on the measured rate; see :func:`pause_s`.
 """
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 0.1
-"""Shortest and longest time in seconds between two measurements."""
+"""Shortest and longest time in seconds between two measurements while a cell or a command runs."""
+MIN_IDLE_PAUSE_S, MAX_IDLE_PAUSE_S = 0.05, 0.25
+"""Shortest and longest time in seconds between two measurements while neither a cell nor a command runs."""
 SLACK_BYTES = 8 * MIB
 """Maximum difference in bytes between MemTotal and the sandbox's memory limit. If they differ by more, /proc/meminfo describes the host."""
 MIN_VICTIM_SHARE = 8
@@ -83,24 +87,30 @@ KIB = 1024
 
 
 class OomWatcher:
-    """Measures free memory while cells run, and kills the largest process before the limit is reached.
+    """Measures free memory, and kills the largest process before the limit is reached.
 
     Args:
         loop: The guest's loop.
         children: Table of child processes, through which the owner of a killed process is notified.
+
+    Attributes:
+        on_kill: Called after a process was killed, with the pid of the child process of PID 1 from which it descends (0 if there is none), and with
+            a sentence about the reason.
     """
 
     __slots__ = (
+        "_are_commands_running",
         "_busy_pids",
         "_children",
         "_has_room",
-        "_is_watching",
         "_last_reading",
         "_limit_bytes",
         "_loop",
         "_meminfo_fd",
+        "_timer",
         "_victim",
         "_victim_since_s",
+        "on_kill",
     )
 
     def __init__(self, loop: Loop, children: ChildTable) -> None:
@@ -108,14 +118,17 @@ class OomWatcher:
         self._children = children
         self._meminfo_fd = -1
         """Descriptor of /proc/meminfo; -1 if the file does not describe this sandbox or cannot be read."""
-        self._is_watching = False
+        self._timer: Timer | None = None
+        """Timer of the next measurement."""
         self._has_room = False
         self._last_reading = (0.0, 0)
-        """Monotonic time in seconds and used memory in bytes of the last measurement; (0.0, 0) before the first measurement for a cell."""
+        """Monotonic time in seconds and used memory in bytes of the last measurement; (0.0, 0) before the first."""
         self._victim = 0
         self._victim_since_s = 0.0
         self._limit_bytes = 0
         self._busy_pids: Callable[[], list[int]] = list
+        self._are_commands_running = False
+        self.on_kill: Callable[[int, str], object] = lambda _root, _reason: None
 
     @property
     def allows_spare(self) -> bool:
@@ -123,7 +136,7 @@ class OomWatcher:
         return not self._limit_bytes or self._limit_bytes >= MIN_SPARE_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Set the memory limit of the sandbox after a wake, and find out whether /proc/meminfo describes the sandbox.
+        """Set the memory limit of the sandbox after a wake. Begin to measure if /proc/meminfo describes the sandbox.
 
         Args:
             limit_bytes: Memory limit in bytes; None if unknown.
@@ -138,6 +151,9 @@ class OomWatcher:
         if found is None or abs(found[0] - self._limit_bytes) > SLACK_BYTES:
             os.close(self._meminfo_fd)
             self._meminfo_fd = -1
+            return
+        self._last_reading = (0.0, 0)
+        self._measure()
 
     def change_limit(self, limit_bytes: int) -> None:
         """Set a new memory limit while the sandbox runs. MemTotal is not compared with the limit, because MemTotal does not change in gVisor.
@@ -147,20 +163,29 @@ class OomWatcher:
         """
         self._limit_bytes = limit_bytes
 
-    def watch(self, busy_pids: Callable[[], list[int]]) -> None:
-        """Start to measure free memory. The measurements end when no cell runs. Does nothing in a container, where /proc/meminfo describes the host.
+    def on_cell(self, busy_pids: Callable[[], list[int]]) -> None:
+        """Handle the start of a cell.
 
         Args:
             busy_pids: Returns the pids of the kernels that run a cell.
         """
         self._busy_pids = busy_pids
-        if not self._is_watching and self._meminfo_fd >= 0:
-            self._is_watching = True
-            self._last_reading = (0.0, 0)
-            if self._has_room:
-                self._loop.call_later(MIN_PAUSE_S, self._measure)
-            else:
-                self._measure()
+        self._hurry()
+
+    def on_commands(self, *, running: bool) -> None:
+        """Handle the start of the first running command, or the end of the last.
+
+        Args:
+            running: True if a command runs.
+        """
+        self._are_commands_running = running
+        if running:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """Measure now if little memory was free at the last measurement. Otherwise the next measurement comes soon enough."""
+        if self._timer is not None and not self._has_room:
+            self._measure()
 
     def explains(self, peak_bytes: int) -> bool:
         """Return True if lack of memory is the probable reason why a process was ended by SIGKILL. Only for processes that this object did not kill.
@@ -178,23 +203,23 @@ class OomWatcher:
         return explained(self._limit_bytes, peak_bytes, sum(own_bytes(pid) for pid in all_pids() if pid != 1))
 
     def _measure(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         found = read_meminfo(self._read())
         if found is None:
-            self._is_watching = self._has_room = False
             return
         _, anonymous, shared = found
         now_s, used = time.monotonic(), used_bytes(anonymous, shared, files_bytes("/"), files_bytes(SHARED_MEMORY))
         room = self._limit_bytes - used - reserve_bytes(self._limit_bytes)
         self._has_room = room > NEAR_BYTES
-        if not self._busy_pids():
-            self._is_watching = False
-            return
         then_s, used_before = self._last_reading
         self._last_reading = (now_s, used)
         rate = max(0.0, (used - used_before) / max(now_s - then_s, 0.001)) if then_s else 0.0
         if room < rate * HORIZON_S:
             self._kill_largest()
-        self._loop.call_later(pause_s(room, rate), self._measure)
+        is_idle = not self._are_commands_running and not self._busy_pids()
+        self._timer = self._loop.call_later(pause_s(room, rate, is_idle=is_idle), self._measure)
 
     def _read(self) -> bytes:
         try:
@@ -207,12 +232,30 @@ class OomWatcher:
         if self._victim and now_s - self._victim_since_s < DYING_S and os.path.exists(f"/proc/{self._victim}"):
             return  # the memory of the previous victim is still being freed
         pid = self._find_largest()
+        root = find_root(pid, self._children)
         if pid:
-            self._victim, self._victim_since_s = pid, now_s
             send_signal(pid, signal.SIGKILL)  # immediately: kill_tree searches for the descendants before it kills
             if pid in self._children:
                 kill_tree(pid, signal.SIGKILL)
+        else:
+            pid = root = self._kill_largest_session()
+        if pid:
+            self._victim, self._victim_since_s = pid, now_s
             self._children.report_kill(pid, "oom")
+            self.on_kill(root, f"Process {pid} was killed, because the sandbox's memory of {self._limit_bytes // MIB} MiB is full.")
+
+    def _kill_largest_session(self) -> int:
+        """Kill the session that uses the most memory. Return its id; 0 if no session uses the limit divided by ``MIN_VICTIM_SHARE``."""
+        sessions: dict[int, int] = {}
+        for process in all_processes():
+            if process.pid != 1:
+                sessions[process.session] = sessions.get(process.session, 0) + own_bytes(process.pid)
+        sessions.pop(0, None)  # processes of no session, whose kill would reach others
+        session = max(sessions, key=lambda each: sessions[each], default=0)
+        if not session or sessions[session] < self._limit_bytes // MIN_VICTIM_SHARE:
+            return 0
+        kill_tree(session, signal.SIGKILL)
+        return session
 
     def _find_largest(self) -> int:
         """Return the pid of the largest process by memory; 0 if every process uses less than the limit divided by ``MIN_VICTIM_SHARE``.
@@ -274,17 +317,19 @@ def reserve_bytes(limit_bytes: int) -> int:
     return RESERVE_BYTES + min(MAX_RESERVE_SHARE_BYTES, limit_bytes // RESERVE_SHARE)
 
 
-def pause_s(room: int, rate: float) -> float:
+def pause_s(room: int, rate: float, *, is_idle: bool = False) -> float:
     """Return the time in seconds until the next measurement of free memory.
 
     Args:
         room: Bytes that processes may still use before a process must be killed.
         rate: Bytes per second by which ``room`` has shrunk between the last two measurements; 0 if there was only one measurement.
+        is_idle: True if neither a cell nor a command runs.
     """
     # ``fastest`` is the assumed rate at which memory is used up: the highest possible rate if more than NEAR_BYTES are left, otherwise the measured
     # rate, but at least half of the highest possible rate. The pause is a fourth of the time in which ``room`` is used up at this rate.
     fastest = FILL_RATE_BYTES if room > NEAR_BYTES else max(FILL_RATE_BYTES // 2, rate)
-    return min(MAX_PAUSE_S, max(MIN_PAUSE_S, room / (4 * fastest)))
+    least_s, most_s = (MIN_IDLE_PAUSE_S, MAX_IDLE_PAUSE_S) if is_idle and not rate else (MIN_PAUSE_S, MAX_PAUSE_S)
+    return min(most_s, max(least_s, room / (4 * fastest)))
 
 
 def explained(limit_bytes: int, peak_bytes: int, others_bytes: int) -> bool:

@@ -272,6 +272,12 @@ class Process:
         if self.running:
             self._reason = reason
 
+    def add_note(self, text: str) -> None:
+        """Add a line of the guest to standard error, or to the output of the terminal."""
+        channel, end = (STDOUT, "\r\n") if self.is_terminal else (STDERR, "\n")
+        self.outputs.buffers[channel].append((text + end).encode())
+        self.pump()
+
     def on_exit(self, status: int, usage: struct_rusage) -> None:
         """Handle the end of the process: record its result, and send the result to the calls that wait for the end.
 

@@ -11,6 +11,10 @@ import resource
 
 from sandlot.protocol.fast_imports import signal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.process.children import ChildTable
+
 PASSES = 20
 """Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit stops endless forking."""
 
@@ -58,20 +62,37 @@ def live_processes() -> list[ProcStat]:
 
 def all_processes() -> list[ProcStat]:
     """Return all processes of the sandbox, zombies included."""
-    found = []
-    for pid in all_pids():
-        try:
-            fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            # The program's name is in parentheses and may itself contain parentheses. So parse the text after the last parenthesis.
-            found.append(ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split()))
-        except (OSError, ValueError, IndexError):
-            continue
-        finally:
-            os.close(fd)
-    return found
+    found = (read_process(pid) for pid in all_pids())
+    return [process for process in found if process is not None]
+
+
+def read_process(pid: int) -> ProcStat | None:
+    """Return one process; None if the process does not exist."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # The program's name is in parentheses and may itself contain parentheses. So parse the text after the last parenthesis.
+        return ProcStat(pid, os.read(fd, 4096).rpartition(b")")[2].split())
+    except (OSError, ValueError, IndexError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def find_root(pid: int, roots: ChildTable) -> int:
+    """Return the pid of the process from which a process descends or whose session it is in; 0 if there is none.
+
+    Args:
+        pid: Pid of the process; may itself be the result.
+        roots: Table of the processes that may be the result.
+    """
+    process = read_process(pid)
+    session = process.session if process is not None else 0
+    while process is not None and process.pid not in roots:
+        process = read_process(process.parent)
+    return process.pid if process is not None else session if session in roots else 0
 
 
 def cpu_s() -> float:

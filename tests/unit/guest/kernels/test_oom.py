@@ -14,7 +14,9 @@ from sandlot.guest.kernels import oom
 from sandlot.guest.kernels.oom import (
     FILL_RATE_BYTES,
     MAX_EXAMINED,
+    MAX_IDLE_PAUSE_S,
     MAX_PAUSE_S,
+    MIN_IDLE_PAUSE_S,
     MIN_PAUSE_S,
     OomWatcher,
     explained,
@@ -29,6 +31,7 @@ from sandlot.guest.kernels.oom import (
     sum_mapped_files,
     used_bytes,
 )
+from sandlot.guest.process.procfs import ProcStat
 
 MIB = 1 << 20
 KERNEL, CHILD = 3, 12
@@ -89,8 +92,13 @@ class ScriptedWatcher(OomWatcher):
     """
 
     def __init__(self, text: bytes) -> None:
-        super().__init__(SimpleNamespace(call_later=lambda _delay_s, _call: None), NoChildren())  # type: ignore[arg-type]
+        self.pauses_s: list[float] = []
+        super().__init__(SimpleNamespace(call_later=self._call_later), NoChildren())  # type: ignore[arg-type]
         self._text = text
+
+    def _call_later(self, delay_s: float, _call: object) -> SimpleNamespace:
+        self.pauses_s.append(delay_s)
+        return SimpleNamespace(cancel=lambda: None)
 
     def _read(self) -> bytes:
         return self._text
@@ -101,7 +109,7 @@ Kill = Callable[..., list[int]]
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Kill:
-    """A function that measures once while ``KERNEL`` runs a cell, and returns the pids of the processes that were killed. All sizes are in MiB."""
+    """A function that measures while ``KERNEL`` runs a cell, and returns the pids of the processes that were killed. All sizes are in MiB."""
 
     def measure(
         text: bytes, resident: dict[int, int], *, limit: int = 256, on_disk: int = 0, in_shared_memory: int = 0, mapped: dict[int, int] | None = None
@@ -114,8 +122,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Kill:
         monkeypatch.setattr(oom, "all_pids", lambda: [1, *resident])
         monkeypatch.setattr(oom, "send_signal", lambda pid, _number: found.append(pid))
         watcher = ScriptedWatcher(text)
+        watcher.on_cell(lambda: [KERNEL])
         watcher.set_limit(limit * MIB)
-        watcher.watch(lambda: [KERNEL])
         return found
 
     return measure
@@ -149,6 +157,40 @@ def test_files_in_memory_count_besides_files_on_the_disk(killed: Kill) -> None:
     assert killed(text, {KERNEL: 40, CHILD: 180}, on_disk=180, in_shared_memory=120) == [CHILD]
     assert killed(text, {KERNEL: 40, CHILD: 180}, on_disk=180) == [CHILD], "files of memfd_create(2), which belong to no file system"
     assert killed(text, {KERNEL: 40, CHILD: 180}, on_disk=300) == []
+
+
+@pytest.mark.parametrize("session, expected", [(CHILD, CHILD), (0, 0)])
+def test_session_that_fills_the_memory_with_small_processes_is_killed(monkeypatch: pytest.MonkeyPatch, session: int, expected: int) -> None:
+    killed: list[int] = []
+    processes = [ProcStat(pid, f"S 1 {session} {session} {' 0' * 13} 1".encode().split()) for pid in range(20, 40)]
+    monkeypatch.setattr(oom, "files_bytes", lambda _path: 0)
+    monkeypatch.setattr(oom, "resident_bytes", lambda _pid: 11 * MIB)
+    monkeypatch.setattr(oom, "own_bytes", lambda _pid: 11 * MIB)
+    monkeypatch.setattr(oom, "all_pids", lambda: [process.pid for process in processes])
+    monkeypatch.setattr(oom, "all_processes", lambda: processes)
+    monkeypatch.setattr(oom, "kill_tree", lambda root, _number: killed.append(root))
+    watcher = ScriptedWatcher(meminfo(256, anonymous=220, shared=0, mapped=0))
+    told: list[int] = []
+    watcher.on_kill = lambda root, _text: told.append(root)
+    watcher.set_limit(256 * MIB)
+    assert killed == told == ([expected] if expected else [])
+
+
+def test_measurements_are_rarer_while_nothing_runs() -> None:
+    watcher = ScriptedWatcher(meminfo(256, anonymous=200, shared=0, mapped=0))
+    watcher.set_limit(256 * MIB)
+    assert watcher.pauses_s == [MIN_IDLE_PAUSE_S]
+    watcher.on_commands(running=True)
+    assert watcher.pauses_s[1] < MIN_IDLE_PAUSE_S, "little memory is free: measured at once"
+    watcher.on_commands(running=False)
+    assert len(watcher.pauses_s) == 2
+
+
+def test_next_measurement_can_wait_if_much_memory_is_free() -> None:
+    watcher = ScriptedWatcher(meminfo(4096, anonymous=20, shared=0, mapped=0))
+    watcher.set_limit(4096 * MIB)
+    watcher.on_commands(running=True)
+    assert watcher.pauses_s == [MAX_IDLE_PAUSE_S]
 
 
 def test_mapped_files_are_not_memory(killed: Kill) -> None:
