@@ -6,6 +6,7 @@ a full host, the kernel drops what such a sandbox writes. Sandboxes with allocat
 Invariants:
 - While less than the disk reserve is free, every running sandbox with a sparse disk is paused. When an eighth more than the reserve is free, these
   sandboxes are resumed. No request of a client resumes them earlier.
+- A pause depends neither on the guest, which may not respond, nor on the database, which may be on the full disk.
 - Only sandboxes that this guard has paused are resumed by it. The record of a sandbox says so, so that the next service resumes it after a kill.
 - A sandbox that its owner pauses or hibernates meanwhile stays suspended.
 """

@@ -41,6 +41,9 @@ from sandlot.model.states import LIFECYCLE, SUSPENDED, State
 QUIESCE_TIMEOUT_S = 30.0
 """Seconds that a guest has to quiesce. A guest that takes longer probably waits for a full pipe that nothing reads."""
 
+UNWILLING_TIMEOUT_S = 1.0
+"""Seconds that a guest has to respond before a pause that does not depend on the guest. A guest responds within some milliseconds."""
+
 WRITE_TIMEOUT_S = 600.0
 """Seconds within which a memory image must be written: enough for 60 GB at 100 MB/s."""
 
@@ -76,14 +79,18 @@ async def pause(supervisor: SandboxSupervisor, *, waits_for_disk: bool = False) 
     try:
         with sandbox.deadline.restored_on_error():
             sandbox.deadline.extend(dependencies.policy.max_suspended_s)
-            saving = dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED, **_reason(waits_for_disk=waits_for_disk))
-            await _both(_freeze(sandbox, instance), saving)
+            if waits_for_disk:
+                await _freeze_anyway(sandbox, instance)
+            else:
+                await _both(_freeze(sandbox, instance), dependencies.recorder.save(sandbox, "sandbox.paused", state=State.PAUSED))
     except BaseException as error:
         sandbox.waits_for_disk = False
         if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             await _go_on(supervisor, instance)
         raise
     sandbox.become(State.PAUSED)
+    if waits_for_disk:  # the database may be on the full disk; a service that finds the old record resumes the sandbox, and pauses it again
+        await dependencies.recorder.save_eventually(sandbox, "sandbox.paused", reason="disk")
     _log.info("sandbox.paused", sandbox=sandbox.id)
 
 
@@ -291,13 +298,14 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
             supervisor.check_end()
             sandbox.deadline.extend(sandbox.spec.timeout_s)
             sandbox.waits_for_disk = False
-            saving = dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING, **_reason(waits_for_disk=waits_for_disk))
+            reason = {"reason": "disk"} if waits_for_disk else {}
+            saving = dependencies.recorder.save(sandbox, "sandbox.resumed", state=State.RUNNING, **reason)
             await _both(_goes_on(sandbox, link), saving)
     except BaseException as error:
         sandbox.waits_for_disk = waits_for_disk
         if not isinstance(error, SandboxEndedError) and not sandbox.end_requested.is_set():
             with contextlib.suppress(SandlotError):
-                await _freeze(sandbox, instance)
+                await _freeze_anyway(sandbox, instance)
             await dependencies.recorder.save_eventually(sandbox)
         raise
     sandbox.become(State.RUNNING)
@@ -384,6 +392,17 @@ async def _freeze(sandbox: Sandbox, instance: Instance) -> None:
     await driver_step("pause", instance.pause())
 
 
+async def _freeze_anyway(sandbox: Sandbox, instance: Instance) -> None:
+    """Freeze a sandbox although its guest may not respond. The timeouts inside of such a guest go on during the pause."""
+    try:
+        await driver_step("quiesce", _link(sandbox).checkpoint(armed=True), UNWILLING_TIMEOUT_S)
+    except SandboxEndedError:
+        raise
+    except SandlotError as error:
+        _log.warning("sandbox.not_quiesced", sandbox=sandbox.id, error=str(error))
+    await driver_step("pause", instance.pause())
+
+
 async def _goes_on(sandbox: Sandbox, link: Link) -> None:
     # The guest gets the two requests below in this order. The second request is sent without waiting for the response to the first.
     deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
@@ -442,11 +461,6 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
 def _notify_wake(supervisor: SandboxSupervisor) -> None:
     for listener in supervisor.dependencies.on_wake:
         listener(supervisor.sandbox)
-
-
-def _reason(*, waits_for_disk: bool) -> dict[str, str]:
-    """Return the data of the event of a pause or resume."""
-    return {"reason": "disk"} if waits_for_disk else {}
 
 
 def _link(sandbox: Sandbox) -> Link:

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.lifecycle import suspend
 from sandlot.core.lifecycle.disk_guard import MAX_PAUSE_S
+from sandlot.core.resources import drivers
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, HostError, UnavailableError
+from sandlot.model.errors import ErrorCode, HostError, TimeoutExceededError, UnavailableError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, ProcessSpec, shell_argv
 from sandlot.model.states import State
-from tests.support.node import ENDLESS_HOST, MemoryNode, NodeState, open_node, run_pending
+from tests.support.node import ENDLESS_HOST, MemoryNode, NodeState, open_node, run_pending, settled
 
 BASE = CreateSandboxParams(template="base", limits=LimitsChange(memory_bytes=GIB))
 RESERVE, ROOM = 4 * GIB, 64 * GIB
@@ -62,6 +64,42 @@ async def test_sandbox_is_paused_at_the_reserve_and_resumed_when_there_is_room(s
         assert (sandbox.state, node.instance(sandbox).is_paused) == (State.RUNNING, False)
         assert await echo(node, sandbox) == "on\n"
         assert await reasons(node, sandbox) == [("sandbox.paused", "disk"), ("sandbox.resumed", "disk")]
+
+
+async def test_sandbox_whose_guest_does_not_respond_is_paused(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspend, "UNWILLING_TIMEOUT_S", 0.01)
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
+        node.guest(sandbox).is_silent = True
+        await look(node, 0)
+        await settled(lambda: sandbox.state is State.PAUSED)
+        assert node.instance(sandbox).is_paused
+        await look(node, ROOM)
+        await node.sandboxes.kill(OPERATOR, sandbox.id)
+
+
+async def test_sandbox_whose_guest_does_not_respond_stays_paused_at_a_resume(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspend, "UNWILLING_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(drivers, "STEP_TIMEOUT_S", 0.01)
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
+        await node.sandboxes.pause(OPERATOR, sandbox.id)
+        node.guest(sandbox).is_silent = True
+        with pytest.raises(TimeoutExceededError):
+            await node.sandboxes.resume(OPERATOR, sandbox.id)
+        assert (sandbox.state, node.instance(sandbox).is_paused) == (State.PAUSED, True)
+        await node.sandboxes.kill(OPERATOR, sandbox.id)
+
+
+async def test_sandbox_is_paused_although_the_database_is_on_the_full_disk(state: NodeState) -> None:
+    async with open_node(state) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
+        state.database.faults.disk_full = True
+        await look(node, 0)
+        assert (sandbox.state, node.instance(sandbox).is_paused) == (State.PAUSED, True)
+        state.database.faults.disk_full = False
+        await look(node, ROOM)
+        assert is_in(sandbox, State.RUNNING)
 
 
 async def test_no_request_resumes_a_sandbox_that_waits_for_the_disk(state: NodeState) -> None:
