@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from sandlot.link.stream_end import StreamEnd
-from sandlot.link.transport import FrameTransport
+from sandlot.link.transport import FrameTransport, place_of
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, from_code
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
@@ -148,6 +148,8 @@ class Services:
         self._transport = transport
         self._services = dict(services)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_failed = False
+        """True after a service has failed: further failures of the same link are not logged."""
 
     def replace(self, services: Mapping[str, GuestService]) -> None:
         """Replace all services. Streams that are open keep their service."""
@@ -186,8 +188,10 @@ class Services:
             await service.serve(stream, args)
         except SandlotError as error:
             stream.reset(error.code.value, error.message)
-        except Exception:  # noqa: BLE001 - a failed service must not end the link
-            _log.exception("A service of the host failed while it handled a stream of a guest. The stream is reset.")
+        except Exception as error:  # noqa: BLE001 - a failed service must not end the link
+            if not self._has_failed:
+                _log.error("A service of the host failed while it handled a stream of a guest (%s). The stream is reset.", place_of(error))
+            self._has_failed = True
             stream.reset("internal", "the service failed")
         else:
             stream.finish()

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 from sandlot.link.turns import LinkReader, LinkTurns
@@ -227,8 +229,8 @@ class FrameTransport:
         except OSError as error:
             self.close(LinkClosedReason.BROKEN, str(error))
         except Exception as error:  # noqa: BLE001 - if bytes of this guest trigger a defect of the service, other sandboxes must not end
-            _log.exception("Bytes from a guest caused an internal error. The link is closed, and the guest's sandbox ends.")
-            self.close(LinkClosedReason.VIOLATION, f"{type(error).__name__}: {error}")
+            _log.error("Bytes from a guest caused an internal error (%s). The link is closed, and the guest's sandbox ends.", place_of(error))
+            self.close(LinkClosedReason.VIOLATION, f"internal error {type(error).__name__}")
 
     async def _write(self) -> None:
         while True:
@@ -236,6 +238,15 @@ class FrameTransport:
             await self._stream.wait_writable()
             self._is_full.clear()
             self.flush()
+
+
+def place_of(error: Exception) -> str:
+    """Return the type of an unexpected exception and the line that raised it. A guest may cause the exception again and again: no traceback is logged.
+
+    The text of the exception is left out: the guest may have chosen it.
+    """
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
 
 
 def error_of_closed_link(closed: LinkClosed) -> SandlotError:

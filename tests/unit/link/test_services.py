@@ -90,6 +90,17 @@ async def test_failed_service_resets_only_its_stream() -> None:
         assert peer.connection.streams == 0
 
 
+async def test_failures_of_the_services_of_one_link_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def breaks(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        raise RuntimeError("a secret\nof the guest")
+
+    async with linked(services={"breaks": breaks}) as (_, peer):
+        for _ in range(20):
+            assert await collected(peer, peer.open_service({"service": "breaks", "args": {}})) == ["internal"]
+    (line,) = caplog.text.splitlines()
+    assert "RuntimeError at test_services.py:" in line
+
+
 async def test_service_that_does_not_read_buffers_at_most_a_window() -> None:
     held = []
 
