@@ -10,6 +10,7 @@ from sandlot.link.calls import StreamedOutputCall
 from sandlot.link.session import LinkSession, new_call_id
 from sandlot.link.transport import FrameTransport
 from sandlot.link.types import CellResult, KernelInfo
+from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId, new_process_id
 from sandlot.model.specs import CellSpec
@@ -42,8 +43,16 @@ class CellCall(StreamedOutputCall[CellResult, Output | OutputGap | CellStarted |
     def _on_event_message(self, name: str, fields: Any, credit: int) -> None:  # noqa: ANN401 - checked against the schema of the event
         if name == "lost":
             self._on_gap(fields, credit)
-        else:
+        elif self._stream.has_room(credit):
             self._stream.put(_PARSE_EVENT[name](fields), credit)
+        else:
+            self.abandon(
+                UnavailableError(
+                    "The clients of the sandbox have not read earlier results, and there is no room for another large one.",
+                    code=ErrorCode.BUSY,
+                    hint="Read results as they arrive, or write large results to files.",
+                )
+            )
 
 
 class KernelRequests:

@@ -3,6 +3,7 @@
 - A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
 - A service is cancelled when its stream ends early. At most ``GUEST_STREAMS_MAX`` services of one guest run at once, even if the guest opens and
   resets streams all the time.
+- What the services of one link have not read is limited to ``UNREAD_BYTES``. The stream that exceeds the limit is reset.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, from_co
 from sandlot.protocol import events, schema
 from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
+from sandlot.protocol.streams import WINDOW_BYTES
+
+UNREAD_BYTES = 4 * WINDOW_BYTES
+"""Largest size of what all services of one link together have not read. A service reads a request at once, and the next one after its response."""
+MESSAGE_BYTES = 64 * 1024
+"""Largest size of a message on a stream that a guest opened, apart from the first one, which fits into one frame."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +35,12 @@ class GuestStream:
     Args:
         transport: Sends and receives the frames.
         stream: Id of the stream.
+        services: Services of the link.
     """
 
-    def __init__(self, transport: FrameTransport, stream: int) -> None:
+    def __init__(self, transport: FrameTransport, stream: int, services: Services) -> None:
         self._transport = transport
+        self._services = services
         self._stream: StreamEnd[Any] = StreamEnd(transport, stream)
         self._is_over = False
         self._guest_ended = False
@@ -49,9 +58,11 @@ class GuestStream:
         if isinstance(event, events.Bytes):
             if event.channel != schema.BODY:
                 raise ProtocolError(f"bytes for a service arrived on channel {event.channel}; only channel {schema.BODY} is allowed")
-            self._stream.put(event.data, event.credit)
+            self._put(event.data, event.credit)
         elif isinstance(event, events.Received):
-            self._stream.put(event.message, event.credit)
+            if event.credit > MESSAGE_BYTES:
+                raise ProtocolError(f"a message for a service has {event.credit} bytes; at most {MESSAGE_BYTES} are allowed")
+            self._put(event.message, event.credit)
         elif isinstance(event, events.Writable):
             self._stream.on_writable()
         elif isinstance(event, events.Ended):
@@ -61,6 +72,17 @@ class GuestStream:
         elif isinstance(event, events.WasReset):
             # The reason that the guest gave is dropped, because no service uses it.
             self.on_closed(from_code(ErrorCode.CONFLICT, "The sandbox closed the stream."))
+
+    def _put(self, item: object, credit: int) -> None:
+        self._stream.put(item, credit)
+        if self._services.unread_bytes() > UNREAD_BYTES:
+            self._stream.discard()
+            self.reset("busy", "the services have not read what was sent before")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes that the service has not read."""
+        return self._stream.unread_bytes
 
     def on_closed(self, error: SandlotError) -> None:
         """End the stream with an error, and cancel the service. Called when the link has ended or the stream was reset."""
@@ -147,7 +169,7 @@ class Services:
     def __init__(self, transport: FrameTransport, services: Mapping[str, GuestService]) -> None:
         self._transport = transport
         self._services = dict(services)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], GuestStream] = {}
         self._has_failed = False
         """True after a service has failed: further failures of the same link are not logged."""
 
@@ -171,10 +193,14 @@ class Services:
         if len(self._tasks) >= GUEST_STREAMS_MAX:
             self._transport.connection.reset(event.stream, "busy", "too many services of earlier streams are still running")
             return
-        stream = GuestStream(self._transport, event.stream)
+        stream = GuestStream(self._transport, event.stream, self)
         stream.task = asyncio.create_task(self._serve(service, stream, head["args"]), name="link-service")
-        self._tasks.add(stream.task)
-        stream.task.add_done_callback(self._tasks.discard)
+        self._tasks[stream.task] = stream
+        stream.task.add_done_callback(self._tasks.pop)
+
+    def unread_bytes(self) -> int:
+        """Return the number of bytes that all running services of this link together have not read."""
+        return sum(stream.unread_bytes for stream in self._tasks.values())
 
     async def aclose(self) -> None:
         """Cancel all running services of this link, and wait until they have ended."""

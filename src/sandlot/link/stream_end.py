@@ -13,6 +13,11 @@ from sandlot.protocol import schema
 CHUNK_BYTES = 64 * 1024
 """Largest number of bytes that :meth:`StreamEnd.send` adds to the send queue in one step."""
 
+LARGE_BYTES = 64 * 1024
+"""Size above which an item counts in ``LARGE_UNREAD_BYTES``. Only messages are larger."""
+LARGE_UNREAD_BYTES = 32 * 1024 * 1024
+"""Largest size of what the consumers of one link have not taken from streams with a large message."""
+
 ItemT = TypeVar("ItemT")
 
 
@@ -20,7 +25,8 @@ class StreamEnd(Generic[ItemT]):
     """The host's end of one stream.
 
     The guest may send more only after the consumer has taken items. A consumer that does not read therefore stops only its own stream, and the host
-    buffers at most one window (``streams.WINDOW_BYTES``) and one message of the stream.
+    buffers at most one window (``streams.WINDOW_BYTES``) and one message of the stream. A message may have 8 MiB, so the owner of the stream checks
+    :meth:`has_room` before it queues one.
 
     Args:
         transport: Sends and receives the frames.
@@ -31,6 +37,8 @@ class StreamEnd(Generic[ItemT]):
         self.id = id
         self._transport = transport
         self._items: deque[tuple[ItemT, int]] = deque()
+        self.unread_bytes = 0
+        """Size of the items that the consumer has not taken."""
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
         self._consumers = 0
@@ -54,7 +62,18 @@ class StreamEnd(Generic[ItemT]):
             self._transport.connection.consumed(self.id, credit)
         else:
             self._items.append((item, credit))
+            self.unread_bytes += credit
             self._arrived.set()
+
+    def has_room(self, credit: int) -> bool:
+        """Return whether an item can be queued. Small items can always be queued: the windows of the streams limit their number."""
+        if credit <= LARGE_BYTES:
+            return True
+        large = self._transport.large
+        if sum(end.unread_bytes for end in large) + credit > LARGE_UNREAD_BYTES:
+            return False
+        large.add(self)
+        return True
 
     async def next(self) -> ItemT:
         """Wait for the next item and consume it.
@@ -74,6 +93,7 @@ class StreamEnd(Generic[ItemT]):
             if consumer != self._consumers:
                 raise StopAsyncIteration
         item, credit = self._items.popleft()
+        self.unread_bytes -= credit
         self._transport.consumed(self.id, credit)
         return item
 
@@ -90,7 +110,7 @@ class StreamEnd(Generic[ItemT]):
     def discard(self) -> None:
         """Drop the queued items and all further items. Idempotent."""
         self._is_discarding = True
-        credit = sum(credit for _, credit in self._items)
+        credit, self.unread_bytes = self.unread_bytes, 0
         self._items.clear()
         if credit:
             self._transport.consumed(self.id, credit)

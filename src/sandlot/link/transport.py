@@ -17,7 +17,8 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from sandlot.link.turns import LinkReader, LinkTurns
 from sandlot.link.types import LinkClosed, LinkClosedReason
@@ -28,6 +29,9 @@ from sandlot.protocol.connection import HOST, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.frames import HOST_FRAME_MAX
 from sandlot.protocol.values import EncodingError
+
+if TYPE_CHECKING:
+    from sandlot.link.stream_end import StreamEnd
 
 _READ_AFTER_BROKEN_S = 1.0
 """Seconds for which the transport continues to read after a write has failed. A guest that died may have left its last output in the pipe."""
@@ -78,6 +82,8 @@ class FrameTransport:
         self._close_timer: asyncio.TimerHandle | None = None
         self.connection = Connection(HOST)
         self.handlers: dict[int, StreamHandler] = {}
+        self.large: WeakSet[StreamEnd[Any]] = WeakSet()
+        """Streams that have received a large message; see ``StreamEnd.has_room``."""
         self.closed: asyncio.Future[LinkClosed] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
@@ -241,9 +247,9 @@ class FrameTransport:
 
 
 def place_of(error: Exception) -> str:
-    """Return the type of an unexpected exception and the line that raised it. A guest may cause the exception again and again: no traceback is logged.
+    """Return the type of an unexpected exception and the line that raised it, for a log that a guest may fill: no traceback, and no text.
 
-    The text of the exception is left out: the guest may have chosen it.
+    The guest may have chosen the text of the exception.
     """
     *_, last = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"

@@ -9,7 +9,8 @@ import pytest
 
 from sandlot.link.kernels import CellCall
 from sandlot.link.processes import ProcessCall
-from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError, SandboxEndedError, SandlotError
+from sandlot.link.stream_end import LARGE_UNREAD_BYTES
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import CellSpec, ProcessSpec
@@ -105,6 +106,29 @@ async def test_process_that_does_not_read_stops_only_its_writer() -> None:
         await process.aclose()
         with pytest.raises(SandlotError):
             await writing
+
+
+async def test_large_results_that_nobody_reads_are_limited_for_each_link() -> None:
+    large = 7 * MIB
+
+    async def execute(call: PeerCall) -> None:
+        call.event("display", data={"text/plain": "x" * large}, main=False)
+        await call.over.wait()
+
+    async with linked({"kernel.execute": execute}) as (link, _):
+        unread = []
+        for _ in range(LARGE_UNREAD_BYTES // large):
+            unread.append(await link.kernels.execute(CellSpec("x")))
+            await until(lambda: unread[-1]._stream.unread_bytes > large)  # noqa: SLF001 - what is kept is the promise
+        refused = await link.kernels.execute(CellSpec("x"))
+        with pytest.raises(UnavailableError) as busy:
+            await refused.wait()
+        assert busy.value.code is ErrorCode.BUSY
+        assert isinstance(await anext(aiter(unread[0])), Display)
+        accepted = await link.kernels.execute(CellSpec("x"))
+        assert isinstance(await anext(aiter(accepted)), Display)
+        for call in (*unread, accepted):
+            await call.aclose()
 
 
 async def _running(call: PeerCall) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sandlot.link.services import GuestStream
+from sandlot.link.services import MESSAGE_BYTES, UNREAD_BYTES, GuestStream
 from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
-from sandlot.protocol import events
+from sandlot.protocol import events, schema
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
 from tests.unit.link.peer import Peer, linked, until
@@ -120,6 +120,35 @@ async def test_service_that_does_not_read_buffers_at_most_a_window() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert size() <= WINDOW_BYTES + 65536
+
+
+async def test_services_of_one_link_keep_a_bounded_amount_of_unread_bytes() -> None:
+    held = []
+
+    async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        held.append(stream)
+        await asyncio.Event().wait()
+
+    async with linked(services={"waits": waits}) as (link, peer):
+        streams = [peer.open_service({"service": "waits", "args": {}}) for _ in range(20)]
+        for stream in streams:
+            peer.connection.send_bytes(stream, schema.BODY, bytes(WINDOW_BYTES))
+        peer.flush()
+        await until(lambda: sum(not peer.services[stream].empty() for stream in streams) >= len(streams) - UNREAD_BYTES // WINDOW_BYTES)
+        outcomes = [await collected(peer, stream) for stream in streams if not peer.services[stream].empty()]
+        assert outcomes == [["busy"]] * len(outcomes)
+        assert sum(kept.unread_bytes for kept in held) <= UNREAD_BYTES
+        assert not link.closed
+
+
+async def test_large_message_for_a_service_ends_the_link() -> None:
+    async def waits(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    async with linked(services={"waits": waits}) as (link, peer):
+        peer.connection.send(peer.open_service({"service": "waits", "args": {}}), {"x": bytes(MESSAGE_BYTES)})
+        peer.flush()
+        assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
 async def test_reset_of_the_guest_cancels_the_service() -> None:
