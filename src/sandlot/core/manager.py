@@ -282,6 +282,14 @@ class SandboxManager:
         """
         return await self._submit(self._registry.find(id_, principal), suspend.hibernate)
 
+    async def hibernate_files(self, principal: Principal, id_: str) -> Sandbox:
+        """Write the files of a sandbox to disk, then end its processes. The next resume boots the sandbox with its files.
+
+        Raises:
+            LimitError: The files take more space than there is.
+        """
+        return await self._submit(self._registry.find(id_, principal), suspend.hibernate_files)
+
     async def resume(self, principal: Principal, id_: str, *, timeout_s: float | None = SAME) -> Sandbox:
         """Resume a paused or hibernated sandbox and start its timeout again. A running sandbox only gets the new timeout.
 

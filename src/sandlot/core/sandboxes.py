@@ -194,6 +194,10 @@ class SandboxService:
         """
         return await self._wait(self._manager.hibernate(principal, sandbox), principal, sandbox, wait_s)
 
+    async def hibernate_files(self, principal: Principal, sandbox: str, *, wait_s: float | None = None) -> SandboxInfo:
+        """Write the files of a sandbox to disk, then end its processes. The next resume boots the sandbox. ``wait_s`` is that of :meth:`pause`."""
+        return await self._wait(self._manager.hibernate_files(principal, sandbox), principal, sandbox, wait_s)
+
     async def suspend(self, principal: Principal, sandbox: str, *, wait_s: float | None = None) -> SandboxInfo:
         """Hibernate a sandbox, or pause it if its isolation cannot hibernate. ``wait_s`` is that of :meth:`pause`."""
         isolation = self._registry.find(sandbox, principal).spec.isolation

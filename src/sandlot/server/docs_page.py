@@ -1,8 +1,8 @@
-"""The OpenAPI document at ``/openapi.json`` and its page at ``/docs``.
+"""The OpenAPI document at ``/openapi.json``, its page at ``/docs``, and a page at ``/`` for people who open the address of the service.
 
 Invariants:
 - The service serves all files of the page. No content network is contacted, and the page's Content-Security-Policy allows none.
-- Both need no key, because they contain only what is in the repository.
+- None of them needs a key, because they contain only what is in the repository.
 """
 
 from __future__ import annotations
@@ -30,6 +30,28 @@ HEADERS = {
 
 FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
 """File of Swagger UI, as fastapi-offline ships it -> its media type."""
+
+ROOT_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Sandlot</title>
+<link rel="icon" href="data:,">
+</head>
+<body>
+<h1>Sandlot</h1>
+<p>This is a Sandlot service: sandboxes for AI agents.</p>
+<ul>
+<li><a href="docs">HTTP API</a>, and its <a href="openapi.json">OpenAPI description</a></li>
+<li><a href="healthz">Health check</a></li>
+</ul>
+<p>Requests need an API key, which the operator creates with <code>sandlot key create NAME</code>. Programs and the command line find this service with
+its address in <code>SANDLOT_URL</code> and the key in <code>SANDLOT_API_KEY</code>.</p>
+</body>
+</html>
+"""
 
 PAGE = """\
 <!DOCTYPE html>
@@ -62,7 +84,7 @@ SwaggerUIBundle({
 
 
 def install(app: FastAPI, documented: Callable[[], Sequence[BaseRoute]]) -> None:
-    """Add `/openapi.json` and `/docs` to an app.
+    """Add `/openapi.json`, `/docs` and `/` to an app.
 
     Args:
         app: The app.
@@ -77,6 +99,10 @@ def install(app: FastAPI, documented: Callable[[], Sequence[BaseRoute]]) -> None
     @app.get("/openapi.json", include_in_schema=False)
     def openapi() -> Response:
         return Response(encoded(), media_type="application/json", headers={"X-Content-Type-Options": "nosniff"})
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return HTMLResponse(ROOT_PAGE, headers=HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def page() -> Response:

@@ -18,9 +18,9 @@ from sandlot.model.errors import AuthenticationError, ErrorCode
 from sandlot.web.connections import CONNECTION, Connection
 
 OPEN_PATHS = frozenset(
-    {"/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
+    {"/", "/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
 )
-"""Paths that need no key: the health check and the API's description, which contain no user's data."""
+"""Paths that need no key: the health check, the API's description and the page at ``/``, which contain no user's data."""
 
 KEY_HEADERS = frozenset({b"x-api-key", b"x-rapidapi-key", b"x-rapidapi-proxy-secret"})
 """Headers whose whole value is a key. Clients of a vendor that sells through RapidAPI send the last two."""

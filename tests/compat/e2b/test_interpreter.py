@@ -29,8 +29,8 @@ def opts(service: TcpService) -> Opts:
     return opts_of(service)
 
 
-def opts_of(service: TcpService) -> Opts:
-    return {"api_key": service.key("interpreter"), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
+def opts_of(service: TcpService, key: str = "interpreter") -> Opts:
+    return {"api_key": service.key(key), "api_url": f"{service.url}/e2b", "sandbox_url": f"{service.url}/e2b"}
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +274,21 @@ def test_variables_survive_pause_fork_and_snapshot(gvisor_service: TcpService) -
             made.run_code("x")
         assert made.get_info().state is SandboxState.PAUSED
         assert Sandbox.connect(made.sandbox_id, **opts).run_code("x").text == "[1]"
+
+
+def test_pause_without_memory_ends_contexts(gvisor_service: TcpService) -> None:
+    with Sandbox.create(timeout=120, **opts_of(gvisor_service, "without-memory")) as made:
+        own = made.create_code_context(cwd="/tmp")
+        made.run_code("x = 1", context=own)
+        made.run_code("open('kept', 'w').write('kept'); x = 1")
+        assert made.pause(mode="filesystem")
+        made.connect()
+        error = made.run_code("x").error
+        assert error is not None
+        assert error.name == "NameError"
+        assert made.run_code("open('kept').read()").text == "kept"
+        with pytest.raises(NotFoundException):
+            made.run_code("x", context=own)
 
 
 def test_another_key_cannot_run_code(service: TcpService, sandbox: Sandbox) -> None:

@@ -69,12 +69,6 @@ def test_unsupported_fields_are_accepted_with_their_neutral_values(http: httpx.C
     http.delete(f"/sandboxes/{made.json()['sandboxID']}")
 
 
-def test_pause_and_resume_without_memory_are_refused(http: httpx.Client, sandbox: Sandbox) -> None:
-    for call in ("sandboxes/{}/pause", "v2/sandboxes/{}/connect", "sandboxes/{}/connect"):
-        refused(http.post(call.format(sandbox.sandbox_id), json={"memory": False, **({} if "pause" in call else {"timeout": 600})}), "memory")
-    assert sandbox.is_running()
-
-
 def test_volume_secret_and_build_calls_are_refused(options: Options) -> None:
     for_control: dict[str, Any] = {"api_key": options["api_key"], "api_url": options["api_url"]}
     for ask in (

@@ -243,16 +243,34 @@ def test_paused_sandbox_resumes_where_it_was(opts: Opts) -> None:
     assert not made.is_running()
     with pytest.raises(SandboxNotRunningException):
         made.commands.run("true")
-    with pytest.raises(SandboxException, match="without memory") as refused:
-        Sandbox.connect(made.sandbox_id, on_resume="reboot", **opts)
-    assert refused.value.status_code == 501
     again = Sandbox.connect(made.sandbox_id, timeout=500, **opts)
     assert running.pid in {each.pid for each in again.commands.list()}
     assert again.get_info().end_at - datetime.now(UTC) > timedelta(seconds=400)
     Sandbox.connect(made.sandbox_id, timeout=1, **opts)  # which shortens nothing
     assert again.get_info().end_at - datetime.now(UTC) > timedelta(seconds=390)
-    with pytest.raises(SandboxException, match="without memory"):
-        again.pause(mode="filesystem")
+    again.kill()
+
+
+BOOT = "cat /proc/sys/kernel/random/boot_id"
+
+
+def test_pause_without_memory_keeps_the_files(opts: Opts) -> None:
+    made = Sandbox.create(timeout=60, envs={"COLOUR": "green"}, **opts)
+    made.files.write("kept", "by the user")
+    made.commands.run("echo by root > /etc/kept && rm /etc/motd", user="root")
+    made.commands.run("sleep 600", background=True)
+    first = made.commands.run(BOOT).stdout
+    assert made.pause(mode="filesystem")
+    assert (made.is_running(), made.get_info().state) == (False, SandboxState.PAUSED)
+    made.connect()
+    assert made.commands.run("cat kept /etc/kept; echo $COLOUR; ls /etc/motd; true").stdout == "by the userby root\ngreen\n"
+    assert "sleep 600" not in str(made.commands.list())
+    assert (second := made.commands.run(BOOT).stdout) != first
+    made.commands.run("sleep 600", background=True)
+    assert made.pause()
+    again = Sandbox.connect(made.sandbox_id, on_resume="reboot", **opts)
+    assert (again.files.read("kept"), "sleep 600" in str(again.commands.list())) == ("by the user", False)
+    assert again.commands.run(BOOT).stdout not in {first, second}
     again.kill()
 
 

@@ -16,7 +16,7 @@ from tests.support.scripted_node import ScriptedNode
 async def test_docs_page_needs_no_key(scripted: ScriptedNode) -> None:
     async with local_client(create_app(scripted_service(scripted.services)), headers={}) as http:
         assert (await http.get("/v1/version")).status_code == 401
-        for path in ("/openapi.json", "/docs", "/docs/start.js", *(f"/docs/{name}" for name in FILES)):
+        for path in ("/", "/openapi.json", "/docs", "/docs/start.js", *(f"/docs/{name}" for name in FILES)):
             answer = await http.get(path)
             assert answer.status_code == 200, path
             assert len(answer.content) > 100, path
@@ -38,6 +38,16 @@ async def test_docs_page_loads_nothing_from_other_origins(api: httpx.AsyncClient
     assert policy.startswith("default-src 'none'; script-src 'self';")
     assert "http" not in policy
     assert "<script>" not in page.text
+
+
+async def test_page_at_the_address_of_the_service_links_to_the_api(api: httpx.AsyncClient) -> None:
+    page = await api.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert len(page.content) < 2000
+    linked = re.findall(r'<a href="([^"]+)"', page.text)
+    assert set(linked) == {"docs", "openapi.json", "healthz"}
+    assert [(await api.get(f"/{name}")).status_code for name in linked] == [200, 200, 200]
+    assert page.headers["content-security-policy"].startswith("default-src 'none';")
 
 
 async def test_what_the_page_starts_shows_the_document(api: httpx.AsyncClient) -> None:

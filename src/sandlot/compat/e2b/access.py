@@ -59,8 +59,10 @@ async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None
     sandbox = headers.get(SANDBOX.encode(), b"").decode("latin-1")
     for name in _TOKENS:
         token = headers.get(name, b"").decode("latin-1")
+        if not token:
+            continue
         named = sandbox or node.tokens.sandbox_of_token(token)
-        if token and (principal := node.tokens.principal_of_token(token, named)) is not None:
+        if (principal := node.tokens.principal_of_token(token, named)) is not None:
             scope["state"][_FOUND] = named  # if there are several headers, readers may choose different ones
             return principal
     if scope["path"] not in _SIGNED or not signed_urls.is_signed(scope) or request_api_key(scope["headers"]):

@@ -115,7 +115,7 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
         UnsupportedError: The request has such an option.
     """
     if not body.auto_pause_memory:
-        raise memory_required("autoPauseMemory")
+        raise _unsupported("A pause without memory at the timeout", "Pause the sandbox with memory=false before its timeout.", "autoPauseMemory")
     if any((body.iam or {}).values()):
         raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
 
@@ -153,11 +153,6 @@ def check_same_network(sandbox: SandboxInfo, wanted: NetworkPolicy | None) -> No
     """
     if (wanted or NetworkPolicy()).mode is not sandbox.spec.network.mode:
         raise _unsupported("Changing the network of a running sandbox", "Pass allow_internet_access when you create the sandbox.", "network")
-
-
-def memory_required(field: str) -> UnsupportedError:
-    """Return the error for pausing or resuming a sandbox without its memory."""
-    return _unsupported("A pause or resume without memory", "Take a snapshot of the files only (memory=false), and start from the snapshot.", field)
 
 
 def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:

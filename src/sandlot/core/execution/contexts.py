@@ -46,6 +46,10 @@ class ContextService:
         self._registry = registry
         self.confirmed: SandboxLocal[set[str]] = SandboxLocal(lambda _: set())
 
+    def recheck(self, sandbox: Sandbox) -> None:
+        """Forget which contexts exist. Call this method as soon as a suspended sandbox runs again: it may have booted without its memory."""
+        self.confirmed.of(sandbox).clear()
+
     async def create(
         self,
         principal: Principal,

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Final, Self
 
 import structlog
 
 from sandlot.core.sandbox import CALL_TIMEOUT_S, Hold, Sandbox
+from sandlot.link.client import Link
 from sandlot.link.payload import program_argv
 from sandlot.link.processes import ProcessCall
 from sandlot.model.errors import ConflictError, InternalError, SandboxEndedError, SandlotError, UnavailableError, from_code
@@ -225,7 +226,9 @@ class GuestHelper:
         )
 
 
-async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True) -> GuestHelper:
+async def start(
+    sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True, link: Link | None = None
+) -> GuestHelper:
     """Start a helper and send its request. The caller closes the helper at the end.
 
     Args:
@@ -234,6 +237,7 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
         request: First message to the helper.
         user: User that the helper runs as.
         holds: True if the sandbox must not count as idle while the helper runs.
+        link: Link to the guest, for operations that run before clients may reach the sandbox. None: the sandbox's connection.
 
     Raises:
         SandlotError: The helper could not be started, or the sandbox has ended.
@@ -241,8 +245,8 @@ async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user
     spec = ProcessSpec(argv=program_argv(name), env=_ENV, cwd="/", user=user, stdin=True, timeout_s=None)
     id_ = new_process_id()
     try:
-        async with sandbox.connection() as link:
-            helper = GuestHelper(sandbox, await link.processes.start(spec, id=id_), name, holds=holds)
+        async with sandbox.connection() if link is None else nullcontext(link) as reached:
+            helper = GuestHelper(sandbox, await reached.processes.start(spec, id=id_), name, holds=holds)
     except asyncio.CancelledError:
         sandbox.tasks.spawn(end_process(sandbox, id_))
         raise

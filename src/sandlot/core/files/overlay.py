@@ -23,6 +23,7 @@ from sandlot.core.execution import helpers
 from sandlot.core.sandbox import Sandbox
 from sandlot.host import durable
 from sandlot.host.blocking import run_blocking
+from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import User
 from sandlot.protocol.helpers import APPLY_LAYER, OVERLAY, PACK_LAYER
@@ -43,13 +44,14 @@ SLACK_BYTES = 256 * 1024 * 1024
 the overlay is packed."""
 
 
-async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
+async def pack_overlay(sandbox: Sandbox, into: Path, root: Path, link: Link | None = None) -> int:
     """Pack the files of a sandbox that differ from its image.
 
     Args:
         sandbox: Live sandbox. It keeps running.
         into: File to write. The file must not exist, but its folder must.
         root: Root filesystem image of the sandbox on this host.
+        link: Link to the guest of a sandbox that clients cannot reach now. None: the sandbox's connection.
 
     Returns:
         Number of bytes that the file takes on the disk.
@@ -59,7 +61,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
         HostError: The host's disk failed. The incomplete file is removed.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
-    helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT, link=link)
     draft = OverlayDraft(into.with_name(into.name + ".part"), max_bytes)
     try:
         await draft.open()
@@ -78,19 +80,20 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path) -> int:
         await draft.close()
 
 
-async def apply_overlay(sandbox: Sandbox, file: Path) -> None:
+async def apply_overlay(sandbox: Sandbox, file: Path, link: Link | None = None) -> None:
     """Apply an overlay to a sandbox.
 
     Args:
         sandbox: New sandbox. Its root filesystem image must be the image of the sandbox that was packed, or a later build of this image. If this
             function fails, the new sandbox has only some of the files and must be ended.
         file: File that :func:`pack_overlay` wrote.
+        link: Link to the guest of a sandbox that clients cannot reach yet. None: the sandbox's connection.
 
     Raises:
         ConflictError: The overlay is damaged.
         LimitError: The overlay needs more space than the sandbox's disk has (``disk_full``).
     """
-    helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_LAYER}, user=User.ROOT)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_LAYER}, user=User.ROOT, link=link)
     await helper.feed(_chunks(file))
 
 

@@ -41,9 +41,13 @@ class MemoryImages:
         """Return whether there is a hibernation image of this sandbox or a snapshot image of this snapshot."""
         return await asyncio.to_thread(self.image(id_).is_dir)
 
+    async def has_layer(self, id_: str) -> bool:
+        """Return whether there is a complete layer of files of this sandbox or snapshot."""
+        return await asyncio.to_thread(self.layer(id_).is_file)
+
     async def size_bytes(self, id_: str) -> int:
-        """Return the number of bytes of disk space that a hibernation image or snapshot image uses; 0 if there is no such image."""
-        return await asyncio.to_thread(_size_bytes, self.image(id_))
+        """Return the number of bytes of disk space that the hibernation image or the layer of a sandbox uses; 0 if there is neither."""
+        return await asyncio.to_thread(_hibernated_bytes, self.image(id_), self.layer(id_))
 
     async def make(self, id_: str) -> Path:
         """Create the folder of a sandbox or snapshot if it does not exist, and return the path for the memory image that a driver writes.
@@ -89,6 +93,10 @@ def _link_all(image: Path, into: Path) -> int:
 
 def _size_bytes(image: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in image.iterdir()) if image.is_dir() else 0
+
+
+def _hibernated_bytes(image: Path, layer: Path) -> int:
+    return _size_bytes(image) or (layer.stat().st_blocks * 512 if layer.is_file() else 0)
 
 
 def _tidy(folder: Path, keep: frozenset[str]) -> int:

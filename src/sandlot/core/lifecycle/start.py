@@ -8,6 +8,7 @@ TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from th
 TemplateSnapshotStart restored  the driver prepares a sandbox, which is then restored from the template snapshot
 BootStart             booted    the sandbox boots from its root filesystem
 MemoryImageStart                a sandbox is restored from a snapshot image or a hibernation image
+FilesStart                      a hibernated sandbox without memory boots, and its own files are applied before clients reach it
 ====================  ========  =========================================================================================================
 
 Invariants:
@@ -34,6 +35,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from sandlot.core.admission_controller import Admitted, SetupStep, StartSourceConstraints
+from sandlot.core.files import overlay
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.pools.pooled_sandboxes import PoolClaim
@@ -245,18 +247,40 @@ class BootStart:
 
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Boot the sandbox; see :meth:`StartStrategy.start`. Never raises ``StartStrategyError``."""
-        sandbox = supervisor.sandbox
         await supervisor.save_starting()
-        template = await supervisor.resolve_template()
-        async with supervisor.start_slot():
-            prepared = await supervisor.allocation.prepare(shape_of(sandbox, template))
-            supervisor.check_end()
-            if sandbox.spec.volumes:
-                await driver_step("attach a volume to", prepared.attach(await supervisor.mount_volumes()))
-            await supervisor.allocation.boot(prepared, sandbox.spec)
-            await connect_and_wake(supervisor, template)
+        await _boot(supervisor)
         if self.claim is not None:
             supervisor.dependencies.pools.started(StartPath.BOOTED, self.claim)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesStart:
+    """Strategy that boots a hibernated sandbox and applies its own files.
+
+    Args:
+        layer: Files that differ from the root filesystem image.
+    """
+
+    layer: Path
+
+    async def start(self, supervisor: SandboxSupervisor) -> None:
+        """Boot the sandbox and apply its files; see :meth:`StartStrategy.start`."""
+        await supervisor.dependencies.recorder.save(supervisor.sandbox)
+        await _boot(supervisor)
+        await supervisor.until_end(overlay.apply_overlay(supervisor.sandbox, self.layer, supervisor.link))
+
+
+async def _boot(supervisor: SandboxSupervisor) -> None:
+    """Boot a sandbox from its root filesystem image. The caller has recorded the sandbox."""
+    sandbox = supervisor.sandbox
+    template = await supervisor.resolve_template()
+    async with supervisor.start_slot():
+        prepared = await supervisor.allocation.prepare(shape_of(sandbox, template))
+        supervisor.check_end()
+        if sandbox.spec.volumes:
+            await driver_step("attach a volume to", prepared.attach(await supervisor.mount_volumes()))
+        await supervisor.allocation.boot(prepared, sandbox.spec)
+        await connect_and_wake(supervisor, template)
 
 
 async def _restore(supervisor: SandboxSupervisor, image: Path, *, is_template: bool = False) -> bool:

@@ -7,8 +7,8 @@ Invariants:
   during the operation, the next service recovers the sandbox accordingly. The result is recorded before the response.
 - After a failed operation the sandbox has the same state as before, with two exceptions: a sandbox that cannot be paused again keeps running, and a
   sandbox that cannot run again is ended.
-- A hibernated sandbox exists only as its hibernation image. The image is removed only after the store has recorded that the sandbox runs again. If
-  both the instance of a sandbox and a hibernation image exist, the instance is used.
+- A hibernated sandbox exists only as its hibernation image, or as its files if it was hibernated without memory. Image and files are removed only
+  after the store has recorded that the sandbox runs again. If both the instance of a sandbox and a hibernation image exist, the instance is used.
 - No deadline of the guest passes while its sandbox is frozen. The deadline of a suspended sandbox is ``AdmissionPolicy.max_suspended_s`` after the
   suspension.
 - The resources of a hibernated sandbox stay reserved until they are freed on the host.
@@ -25,15 +25,16 @@ from typing import Any, Final
 
 import structlog
 
+from sandlot.core.files import overlay
 from sandlot.core.lifecycle import mounts
-from sandlot.core.lifecycle.start import MemoryImageStart, reconnect_guest, wake_guest
+from sandlot.core.lifecycle.start import FilesStart, MemoryImageStart, StartStrategy, reconnect_guest, wake_guest
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionDetachedError, SupervisionEndedError, guest_deadline_s
-from sandlot.core.resources.drivers import driver_step
-from sandlot.core.resources.reservations import PRESSURE_RETRY_AFTER_S
+from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
+from sandlot.core.resources.reservations import PRESSURE_RETRY_AFTER_S, Purpose
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
-from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance
+from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance, Resources
 from sandlot.model.sandboxes import SAME
 from sandlot.model.specs import OnTimeout
 from sandlot.model.states import LIFECYCLE, SUSPENDED, State
@@ -163,6 +164,58 @@ async def hibernate(supervisor: SandboxSupervisor) -> None:
     _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes)
 
 
+async def hibernate_files(supervisor: SandboxSupervisor) -> None:
+    """Write the files of a sandbox to disk, then end its processes. Its next start is a boot. Does nothing if the sandbox is hibernated already.
+
+    New requests wait meanwhile. What programs write to a file after it was read is lost.
+
+    Raises:
+        LimitError: The owner has too many hibernated sandboxes (``quota_exceeded``), the files take too much space (``limit_exceeded``), or the
+            host's disk is full (``node_disk_full``). Nothing was changed.
+        SandlotError: The files cannot be written, or the operation cannot be recorded. The sandbox keeps running.
+    """
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    if sandbox.state is State.HIBERNATED:
+        return
+    if sandbox.state is State.PAUSED:
+        await resume(supervisor)
+    with dependencies.admission.admit_hibernation(sandbox):
+        await _intend(supervisor, State.HIBERNATING)
+        try:
+            size_bytes = await _write_files(supervisor)
+            supervisor.check_end()
+        except BaseException:
+            await dependencies.memory_images.remove(sandbox.id)
+            if not sandbox.end_requested.is_set():
+                sandbox.become(State.RUNNING)
+                await dependencies.recorder.save_eventually(sandbox)
+            raise
+        sandbox.deadline.extend(dependencies.policy.max_suspended_s)
+        sandbox.become(State.HIBERNATED)
+    # If this record cannot be saved, the next service finds the recorded intent: it adopts the instance, or keeps the sandbox hibernated.
+    await dependencies.recorder.save_eventually(sandbox, "sandbox.hibernated", size_bytes=size_bytes)
+    allocation = supervisor.allocation
+    supervisor.release_memory(size_bytes)
+    await allocation.release_soon(STEP_TIMEOUT_S)  # its processes are dead before the response, and before a wake could be interrupted
+    _log.info("sandbox.hibernated", sandbox=sandbox.id, size_bytes=size_bytes, memory=False)
+
+
+async def _write_files(supervisor: SandboxSupervisor) -> int:
+    """Write the layer of a sandbox's files, and return its size in bytes."""
+    sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    link, usage = _link(sandbox), await sandbox.require_instance().usage()
+    needed = Resources(memory_bytes=0, disk_bytes=max(1, usage.disk_bytes), pids=0)
+    room = await dependencies.reservations.make_room(needed)
+    reservation = dependencies.reservations.reserve(Purpose.SNAPSHOT, needed, room, owner=sandbox.owner)
+    try:
+        await dependencies.memory_images.remove(sandbox.id)
+        await dependencies.memory_images.make(sandbox.id)
+        template = await dependencies.templates.resolve(sandbox.spec.template)
+        return await overlay.pack_overlay(sandbox, dependencies.memory_images.layer(sandbox.id), template.root.tree, link)
+    finally:
+        reservation.release()
+
+
 async def _write_hibernation_image(supervisor: SandboxSupervisor, instance: Instance, was: State, headroom_bytes: int) -> int:
     """Write the hibernation image, which ends the processes of the sandbox, and return its size in bytes. A failure leaves the sandbox in ``was``."""
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
@@ -201,12 +254,17 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 
     Raises:
         UnsupportedError: The driver cannot write the memory of a sandbox.
+        ConflictError: The sandbox is hibernated without its memory.
         UnavailableError: The node has no room for the headroom of the snapshot now; code ``busy``. Nothing was changed.
         SandlotError: The image cannot be written. The sandbox keeps its state.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     await _require(supervisor, DriverCapability.SNAPSHOT, "be written to a snapshot")
     if sandbox.state is State.HIBERNATED:
+        if not await dependencies.memory_images.exists(sandbox.id):
+            raise ConflictError(
+                f"Sandbox {sandbox.id} was hibernated without its memory.", hint="Resume the sandbox first.", fields={"sandbox": sandbox.id}
+            )
         return await dependencies.memory_images.copy(dependencies.memory_images.image(sandbox.id), into)
     instance, was = sandbox.require_instance(), sandbox.state
     async with supervisor.allocation.headroom(await instance.snapshot_headroom()) as headroom_bytes:
@@ -228,14 +286,14 @@ async def write_image(supervisor: SandboxSupervisor, into: Path, *, durable: boo
 async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
     """Recover a sandbox that an earlier service hibernated or was about to wake, and keep the sandbox hibernated.
 
-    The method checks only that the hibernation image exists. An image that cannot be restored now, because a build of the runtime is missing, may
-    be restorable later.
+    The method checks only that the hibernation image or the files exist. An image that cannot be restored now, because a build of the runtime is
+    missing, may be restorable later.
 
     Raises:
-        ConflictError: The hibernation image is missing, so the sandbox is lost.
+        ConflictError: Both are missing, so the sandbox is lost.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    if not await dependencies.memory_images.exists(sandbox.id):
+    if not await dependencies.memory_images.exists(sandbox.id) and not await dependencies.memory_images.has_layer(sandbox.id):
         raise ConflictError(f"Sandbox {sandbox.id} cannot be resumed: its hibernation image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
@@ -315,12 +373,15 @@ async def _thaw(supervisor: SandboxSupervisor) -> None:
 
 async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
+    has_memory = await dependencies.memory_images.exists(sandbox.id)
+    images = dependencies.memory_images
+    strategy: StartStrategy = MemoryImageStart(images.image(sandbox.id)) if has_memory else FilesStart(images.layer(sandbox.id))
     await supervisor.reserve_again()
     supervisor.check_end()
     sandbox.become(State.WAKING)
     try:
         with sandbox.deadline.restored_on_error():
-            await MemoryImageStart(dependencies.memory_images.image(sandbox.id)).start(supervisor)
+            await strategy.start(supervisor)
             await _restart_timeout(sandbox)
             supervisor.check_end()
             await dependencies.recorder.save(sandbox, "sandbox.woken", state=State.RUNNING)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.core.files import overlay
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.lifecycle.suspend import EXPIRY_RETRY_S
 from sandlot.core.resources.reservations import READING_MAX_AGE_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.host.capacity import held_bytes
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, HostError, SandboxEndedError, SandlotError
+from sandlot.link.client import Link
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, OnTimeout, ProcessSpec, shell_argv
@@ -303,3 +305,100 @@ async def test_sandbox_beyond_the_quota_of_hibernated_ones_is_paused_at_its_time
     sandbox = await node.sandboxes.create(anne, replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE))
     node.clock.advance(51)
     await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
+# Without memory ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Layers that were applied. The scripted guest has no files of its own, so each layer is one empty file."""
+    layers: list[Path] = []
+
+    async def pack(_sandbox: Sandbox, into: Path, _root: Path, _link: Link) -> int:
+        into.touch()
+        return 0
+
+    async def apply(_sandbox: Sandbox, layer: Path, _link: Link) -> None:
+        layers.append(layer)
+
+    monkeypatch.setattr(overlay, "pack_overlay", pack)
+    monkeypatch.setattr(overlay, "apply_overlay", apply)
+    return layers
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_sandbox_without_memory_boots_with_its_files(node: MemoryNode, sandbox: Sandbox, applied: list[Path], *, paused: bool) -> None:
+    if paused:
+        await node.sandboxes.pause(OPERATOR, sandbox.id)
+    process = None if paused else (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 1000")))).process
+    await node.sandboxes.hibernate_files(OPERATOR, sandbox.id)
+    await node.sandboxes.hibernate_files(OPERATOR, sandbox.id)
+    assert is_in(sandbox, State.HIBERNATED)
+    await settled(lambda: node.driver.leftovers() == [])
+    with pytest.raises(ConflictError, match="without its memory"):
+        await node.services.snapshots.create(OPERATOR, sandbox.id, name=None)
+
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
+    assert is_in(sandbox, State.RUNNING)
+    assert len(applied) == 1
+    assert not applied[0].exists()
+    if process is not None:
+        with pytest.raises(NotFoundError):
+            await node.services.processes.get(OPERATOR, sandbox.id, process)
+
+
+async def test_sandbox_whose_files_cannot_be_written_keeps_running(node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pack(*_: object) -> int:
+        raise LimitError("the disk is full", code=ErrorCode.NODE_DISK_FULL)
+
+    monkeypatch.setattr(overlay, "pack_overlay", pack)
+    with pytest.raises(LimitError, match="the disk is full"):
+        await node.sandboxes.hibernate_files(OPERATOR, sandbox.id)
+    assert is_in(sandbox, State.RUNNING)
+    assert (await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(shell_argv("echo on")))).stdout.text() == "on\n"
+
+
+async def test_failed_boot_keeps_the_files(node: MemoryNode, sandbox: Sandbox, applied: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.sandboxes.hibernate_files(OPERATOR, sandbox.id)
+    await settled(lambda: node.driver.leftovers() == [])
+    with monkeypatch.context() as patched:
+        patched.setattr(overlay, "apply_overlay", failing_apply)
+        with pytest.raises(HostError, match="helper"):
+            await node.sandboxes.resume(OPERATOR, sandbox.id)
+    assert is_in(sandbox, State.HIBERNATED)
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
+    assert is_in(sandbox, State.RUNNING)
+    assert len(applied) == 1
+
+
+async def failing_apply(*_: object) -> None:
+    raise HostError("the helper failed")
+
+
+@pytest.mark.parametrize("waking", [False, True])
+async def test_sandbox_without_memory_stays_hibernated_over_a_restart_of_the_service(
+    state: NodeState, applied: list[Path], monkeypatch: pytest.MonkeyPatch, *, waking: bool
+) -> None:
+    async with open_node(state, keep_sandboxes=True) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, BASE)
+        await node.sandboxes.hibernate_files(OPERATOR, sandbox.id)
+        await settled(lambda: node.driver.leftovers() == [])
+        if waking:  # the instance runs, and the service ends before all files are there
+            reached = asyncio.Event()
+
+            async def stuck(*_: object) -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            with monkeypatch.context() as patched:
+                patched.setattr(overlay, "apply_overlay", stuck)
+                resuming = asyncio.create_task(node.sandboxes.resume(OPERATOR, sandbox.id))
+                await reached.wait()
+                resuming.cancel()
+    async with open_node(state) as node:
+        again = node.internals.registry.find(sandbox.id, OPERATOR)
+        await again.recovered.wait()
+        assert is_in(again, State.HIBERNATED)
+        await node.sandboxes.resume(OPERATOR, sandbox.id)
+        assert len(applied) == 1

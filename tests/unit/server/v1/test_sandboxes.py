@@ -198,7 +198,7 @@ async def test_unknown_ids_and_routes(http: httpx.AsyncClient) -> None:
             response = await http.request(method, f"/v1/sandboxes/{id_}{path}")
             assert response.status_code in {400, 404, 405}, response.text  # the client makes another path of '..'
             assert response.headers["content-type"] == "application/problem+json"
-    problem(await http.get("/"), 404, "not_found")
+    problem(await http.get("/v2"), 404, "not_found")
     response = await http.put("/v1/sandboxes")
     problem(response, 405, "invalid_request")
     assert response.headers["allow"]

@@ -203,15 +203,13 @@ async def refresh_sandbox(sandbox: str, request: Request, body: RefreshRequest |
 
 @router.post("/sandboxes/{sandbox}/pause")
 async def pause_sandbox(sandbox: str, request: Request, body: PauseRequest | None = None) -> Response:
-    """Save memory and files of a sandbox until it is resumed. The sandbox keeps running if its guest does not respond."""
+    """Save memory and files of a sandbox, or files only, until it is resumed. The sandbox keeps running if its guest does not respond."""
     node, principal, options = get_node(request), get_principal(request), body or PauseRequest()
     found = await find(node, principal, sandbox)
-    if not options.memory:
-        raise translate.memory_required("memory")
     if translate.STATES[found.state] == PAUSED:
         raise ConflictError(f"Sandbox {found.id} is already paused.", code=ErrorCode.CONFLICT, fields={"sandbox": found.id})
     with as_control_error(sandbox), _unhealthy_guest_as_busy(options):
-        await node.sandboxes.suspend(principal, found.id)
+        await (node.sandboxes.suspend if options.memory else node.sandboxes.hibernate_files)(principal, found.id)
     return Response(status_code=204)
 
 
@@ -267,9 +265,10 @@ async def _connect(sandbox: str, request: Request, options: ConnectRequest, seco
     node, principal, timeout_s = get_node(request), get_principal(request), translate.timeout_s(seconds)
     found = await find(node, principal, sandbox)
     is_paused = translate.STATES[found.state] == PAUSED
-    if not options.memory:
-        raise translate.memory_required("memory")
     with as_control_error(sandbox):
+        if is_paused and not options.memory:
+            await node.sandboxes.resume(principal, found.id)
+            await node.sandboxes.hibernate_files(principal, found.id)
         if is_paused:
             await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
         else:
