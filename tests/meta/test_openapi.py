@@ -21,7 +21,7 @@ OPERATIONS = [(f"{method} {path}", path, operation) for path, operations in DOCU
 NOT_IN_IT = re.compile(
     "|".join(
         [
-            r"/openapi\.json|/docs(/.*)?",
+            r"/|/openapi\.json|/docs(/.*)?",
             *(f"{vendor.prefix}(/.*)?" for vendor in VENDORS),
             *(re.escape(getattr(route, "path", "")) for vendor in VENDORS if vendor.root_router is not None for route in vendor.root_router.routes),
         ]

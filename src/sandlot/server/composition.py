@@ -316,7 +316,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             start_slots=start_slots,
             read_free_disk=own_host(settings).free_disk_bytes if read_host is None else lambda: read_host().free.disk_bytes,
             on_timeout=suspend.expire,
-            on_wake=(executions.resume, contexts.recheck),
+            on_wake=(executions.resume, lambda sandbox: contexts.confirmed.of(sandbox).clear()),
         )
         manager = SandboxManager(registry=registry, admission=admission, lifecycle=lifecycle)
 

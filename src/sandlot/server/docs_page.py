@@ -47,8 +47,8 @@ ROOT_PAGE = """\
 <li><a href="docs">HTTP API</a>, and its <a href="openapi.json">OpenAPI description</a></li>
 <li><a href="healthz">Health check</a></li>
 </ul>
-<p>Requests need an API key, which the operator creates with <code>sandlot key create NAME</code>. Programs and the command line find this service with
-its address in <code>SANDLOT_URL</code> and the key in <code>SANDLOT_API_KEY</code>.</p>
+<p>Requests need an API key, which the operator creates with <code>sandlot key create NAME</code>. Programs and the command line find this
+service with its address in <code>SANDLOT_URL</code> and the key in <code>SANDLOT_API_KEY</code>.</p>
 </body>
 </html>
 """

@@ -39,16 +39,13 @@ class ContextService:
     """Creates, finds and ends contexts.
 
     Attributes:
-        confirmed: Ids of contexts that are known to exist in a sandbox: this service created or found them, and did not remove them.
+        confirmed: Ids of contexts that are known to exist in a sandbox: this service created or found them, did not remove them, and the sandbox was
+            not suspended since, because it may boot without its memory.
     """
 
     def __init__(self, registry: SandboxRegistry) -> None:
         self._registry = registry
         self.confirmed: SandboxLocal[set[str]] = SandboxLocal(lambda _: set())
-
-    def recheck(self, sandbox: Sandbox) -> None:
-        """Forget which contexts exist. Call this method as soon as a suspended sandbox runs again: it may have booted without its memory."""
-        self.confirmed.of(sandbox).clear()
 
     async def create(
         self,

@@ -226,9 +226,7 @@ class GuestHelper:
         )
 
 
-async def start(
-    sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True, link: Link | None = None
-) -> GuestHelper:
+async def start(sandbox: Sandbox, name: str, request: Mapping[str, Any], *, user: User, holds: bool = True, link: Link | None = None) -> GuestHelper:
     """Start a helper and send its request. The caller closes the helper at the end.
 
     Args:
