@@ -320,6 +320,7 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return 0
 
     async def apply(_sandbox: Sandbox, layer: Path, _link: Link) -> None:
+        assert layer.is_file()  # noqa: ASYNC240 - a short look
         layers.append(layer)
 
     monkeypatch.setattr(overlay, "pack_overlay", pack)
