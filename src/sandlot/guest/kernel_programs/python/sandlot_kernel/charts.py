@@ -9,7 +9,7 @@ Invariants:
 - The figure is never changed. If a figure cannot be read, there is no chart data for it, and the cell does not fail.
 - A line or scatter series has at most ``POINTS_MAX`` points, and a chart has at most ``ELEMENTS_MAX`` elements. If there are more, ``omitted`` is
   the number of points or elements that are missing.
-- Numbers are finite or None. Dates have the format of ISO 8601; a period, such as a month of a pandas series, is given as its first day.
+- Numbers are finite or None. Dates have the format of ISO 8601; a period, such as a month of a pandas series, is given as its start.
 - A chart has a type other than unknown only if that type shows all data of its ``Axes``. Error bars, confidence bands and rules are left out.
 """
 
@@ -130,7 +130,7 @@ def _series(ax: Any) -> list[tuple[str, list[Any], dict[str, Any]]]:
         return []
     series: tuple[tuple[str, list[Any], dict[str, Any]], ...] = (
         ("pie", _pie(wedges, legend), {}),
-        ("box_and_whisker", *_boxes(ax, plots)),
+        ("box_and_whisker", *_whisker_charts(ax, plots)),
         ("bar", *_bars(ax, bars, legend)),
         ("scatter", _scatter(ax, clouds, legend), {}),
         ("line", _curves(ax, lines, legend), {}),
@@ -304,7 +304,7 @@ def _is_flat(bars: list[Any]) -> bool:
     return bool(bars) and getattr(bars[-1], "orientation", None) == "horizontal"
 
 
-def _boxes(ax: Any, plots: list[whisker_plots.WhiskerPlot]) -> tuple[list[Any], dict[str, Any]]:
+def _whisker_charts(ax: Any, plots: list[whisker_plots.WhiskerPlot]) -> tuple[list[Any], dict[str, Any]]:
     flat = any(plot.flat for plot in plots)
     labels = _labels_at([plot.middle for plot in plots], ax.yaxis if flat else ax.xaxis)
     found: list[Any] = []
