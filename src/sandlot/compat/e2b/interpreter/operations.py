@@ -77,7 +77,8 @@ async def start(
     Raises:
         NotFoundError: There is no such context (code ``context_not_found``).
     """
-    cell = CellSpec(source, language=None, context=context, env={**EXTRA_RESULTS, **env}, timeout_s=None)
+    extra = EXTRA_RESULTS if default in {None, "python"} else {}
+    cell = CellSpec(source, language=None, context=context, env={**extra, **env}, timeout_s=None)
     options = ExecutionOptions(origin=VENDOR)
     try:
         return await node.code.stream(principal, sandbox, cell, options)
