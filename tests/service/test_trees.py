@@ -17,7 +17,7 @@ import pytest
 
 from sandlot import Sandbox, SandlotError
 from sandlot.cli.main import dispatch
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.errors import ErrorCode, LimitError, NotFoundError
 from sandlot.sdk import FileEvent, TransferProgress
 from tests.support.archives import archive, entry
 from tests.support.localservice import EVERY_DAY, ISOLATIONS, ON_GVISOR, LocalService, local_service
@@ -26,7 +26,7 @@ from tests.support.traces import settle
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
 def service(request: pytest.FixtureRequest) -> Iterator[LocalService]:
-    with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(52 << 20)}, isolation=request.param) as running:
+    with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(1 << 20)}, isolation=request.param) as running:
         yield running
 
 
@@ -176,8 +176,21 @@ def test_large_file_passes_through_in_bounded_memory(service: LocalService, sand
 @pytest.mark.soak
 def test_gibibyte_passes_through_in_bounded_memory(tmp_path: Path) -> None:
     for isolation in ISOLATIONS:
-        with local_service({"SANDLOT_UPLOAD_MAX_BYTES": str(2 << 30)}, isolation=isolation) as large, large.create(disk="4G") as box:
+        with local_service(isolation=isolation) as large, large.create(disk="4G") as box:
             pass_through(large, box, tmp_path / isolation, 1024)
+
+
+@pytest.mark.slow
+@ON_GVISOR
+def test_upload_that_fills_the_disk_is_refused_and_leaves_room(service: LocalService, tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 30)
+    with service.create(disk="256M") as small:
+        for target in ("/workspace/huge", "/workspace/tree"):
+            with pytest.raises(LimitError) as refused:
+                small.files.upload(tmp_path if target.endswith("tree") else tmp_path / "huge", target)
+            assert refused.value.code is ErrorCode.DISK_FULL
+        small.files.write("/workspace/file", bytes(100 << 20))
 
 
 def pass_through(service: LocalService, sandbox: Sandbox, folder: Path, mebibytes: int) -> None:

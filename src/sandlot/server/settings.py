@@ -201,7 +201,7 @@ class Settings:
             without a key has at most a quarter.
         trusted_proxies: Networks of proxies whose ``X-Forwarded-For`` names the address of a client, such as ``127.0.0.1/32``.
         buffer_bytes: Memory for the buffered requests, output and responses of all clients, 64 MiB to 1 TiB.
-        upload_max_bytes: Largest size of an uploaded file, 1 MiB to 1 TiB.
+        upload_max_bytes: Largest file of the file store, 1 MiB to 1 TiB. Files of sandboxes are limited by their disk.
         executions_keep_s: Seconds for which entries of the execution log are kept, at least 60.
         executions_keep: Largest number of these entries, 100 to 10,000,000.
         executions_max_bytes: Largest size of these entries together, 16 MiB to 1 TiB.

@@ -79,9 +79,9 @@ def body_too_large_error(max_bytes: int, *, is_upload: bool) -> LimitError:
     """Return the error for a request body that exceeds its limit."""
     if is_upload:
         return LimitError(
-            f"The upload has more than {max_bytes} bytes, the limit of this server.",
+            f"The upload has more than {max_bytes} bytes, the limit of the file store.",
             code=ErrorCode.TOO_LARGE,
-            hint="Upload the data in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
+            hint="Write the file to a sandbox or in parts, or raise SANDLOT_UPLOAD_MAX_BYTES on the server.",
             fields={"max_bytes": max_bytes},
         )
     return LimitError(

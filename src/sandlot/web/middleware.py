@@ -56,8 +56,6 @@ SHORT_DRAIN_TIMEOUT_S = 2.0
 """For bytes that are already on their way: a client that still sends when its connection is closed never reads the response."""
 
 _DRAINED = frozenset({HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-_NOT_DRAINED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT})
-"""Statuses of clients that are not authorized, or that send nothing."""
 _log = structlog.get_logger("sandlot.http")
 
 
@@ -226,7 +224,7 @@ class _HttpExchange:
                 pass
             elif self.status in _DRAINED:
                 await self._drain(DRAIN_TIMEOUT_S)
-            elif self.status >= HTTPStatus.BAD_REQUEST and self.status not in _NOT_DRAINED:
+            elif self.status >= HTTPStatus.BAD_REQUEST and self.status != HTTPStatus.REQUEST_TIMEOUT:  # that client sends nothing
                 await self._drain(SHORT_DRAIN_TIMEOUT_S)
             if self._has_body and self._more and (self.status >= HTTPStatus.BAD_REQUEST or not self.has_key):
                 headers.append((b"connection", b"close"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from sandlot.model.specs import KIB, MIB
-from sandlot.web.body_limits import BodyLimits, streams_request_body
+from sandlot.web.body_limits import MAX_STREAM_BYTES, BodyLimits, streams_request_body
 from sandlot.web.route_table import allowed_methods, route_entries
 
 router = APIRouter()
@@ -47,7 +47,7 @@ def test_only_marked_routes_take_uploads() -> None:
         if LIMITS.find(method, path).is_streamed
     }
     assert streamed == {("PUT", "/vendor/items/a/content")}
-    assert LIMITS.find("PUT", "/vendor/items/a/content").max_bytes == MIB
+    assert LIMITS.find("PUT", "/vendor/items/a/content").max_bytes == MAX_STREAM_BYTES
     assert LIMITS.find("POST", "/vendor/items/content").max_bytes == KIB
 
 

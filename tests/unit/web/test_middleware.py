@@ -199,22 +199,36 @@ async def test_a_defect_is_told_without_its_inside(scripted: ScriptedNode, local
     assert (await local.get("/healthz")).status_code == 200
 
 
-async def test_uploads_have_a_limit_of_their_own(folder: Path) -> None:
-
+async def test_uploads_to_the_file_store_have_a_limit_of_their_own(folder: Path) -> None:
     async with bench(folder, replace(Settings(), upload_max_bytes=MIB)) as at, client(at.service) as http:
-        sandbox = await at.sandbox()
-        url = f"/v1/sandboxes/{sandbox.id}/files/content?path=/workspace/a"
-        assert (await http.put(url, content=b"x" * MIB)).json()["size_bytes"] == MIB
 
         async def more() -> AsyncIterator[bytes]:
             for _ in range(20):
                 yield b"y" * 65536
 
         for content in (b"y" * (MIB + 1), more()):
-            response = await http.put(url, content=content)
+            response = await http.post("/v1/files?filename=a", content=content)
             assert (response.status_code, response.json()["code"]) == (413, "too_large")
             assert "SANDLOT_UPLOAD_MAX_BYTES" in response.json()["hint"]
-        assert (await http.get(url)).content == b"x" * MIB
+        sandbox = await at.sandbox()
+        url = f"/v1/sandboxes/{sandbox.id}/files/content?path=/workspace/a"
+        for content in (b"y" * (MIB + 1), more()):
+            assert (await http.put(url, content=content)).json()["size_bytes"] > MIB
+
+
+async def test_refused_upload_of_a_client_with_a_key_is_read_so_that_the_client_reads_the_error(folder: Path) -> None:
+    async with bench(folder) as at, client(at.service) as http:
+        sandbox = await at.sandbox()
+        sent = 0
+
+        async def content() -> AsyncIterator[bytes]:
+            nonlocal sent
+            for _ in range(100):
+                yield b"y" * 65536
+                sent += 65536
+
+        refused = await http.put(f"/v1/sandboxes/{sandbox.id}/files/content?path=/root/a", content=content())
+        assert (refused.status_code, sent) == (403, 100 * 65536)
 
 
 async def test_bodies_beyond_the_share_of_a_key_are_refused_until_there_is_room(at: Bench, http: httpx.AsyncClient) -> None:

@@ -21,7 +21,7 @@ from sandlot.compat.agentsandbox.schemas import (
 )
 from sandlot.compat.common import CREATE_KEYS
 from sandlot.compat.vendor import not_supported
-from sandlot.web.body_limits import streams_request_body
+from sandlot.web.body_limits import stores_request_body
 from sandlot.web.dependencies import announced_bytes, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import json_response
@@ -75,7 +75,7 @@ async def inject_files(session: str, body: InjectFilesRequest, request: Request)
 
 
 @router.post("/v1/files")
-@streams_request_body
+@stores_request_body
 async def upload_file(query: Annotated[UploadQuery, Query()], request: Request) -> Response:
     """Store a file. With ``session_id``, also copy it into that session."""
     node, principal = get_node(request), get_principal(request)

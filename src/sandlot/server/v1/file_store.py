@@ -17,7 +17,7 @@ from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, AbsolutePath, Cursor, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart, pagination
-from sandlot.web.body_limits import streams_request_body
+from sandlot.web.body_limits import stores_request_body
 from sandlot.web.dependencies import SandboxNameRoute, announced_bytes, cancel_on_disconnect, get_node, get_principal, iter_body
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.streaming import KeepAliveStreamResponse
@@ -106,7 +106,7 @@ _UPLOAD["requestBody"]["content"][multipart.MULTIPART] = {
 
 
 @router.post("/v1/files", status_code=201, responses=documented_response(StoredFileResponse, "The stored file.", 201), openapi_extra=_UPLOAD)
-@streams_request_body
+@stores_request_body
 async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -> Response:
     """Upload a file. An interrupted upload stores nothing."""
     principal, files = get_principal(request), get_node(request).file_store
