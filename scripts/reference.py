@@ -324,7 +324,7 @@ _TEMPLATE_PROPERTIES = (
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),
     ("Network", "loopback only; pip, uv, npm and apt use the [package cache](packages.md)"),
 )
-_SIZES = {"base": "401 MiB", "code-interpreter": "872 MiB, of which it shares 401 MiB with `base`"}
+_SIZES = {"base": "405 MiB", "code-interpreter": "877 MiB, of which it shares 405 MiB with `base`"}
 _OWN_TEMPLATES = """\
 `sandlot image build --recipes DIRECTORY NAME` builds an image from your own recipe, a TOML file like those in `src/sandlot/images/recipes`, for
 example to try it. Services offer the built-in templates only. To start sandboxes with other packages, install them in a sandbox and take a
@@ -344,7 +344,8 @@ def templates() -> str:
         others = [f"`{package}` {version}" for package, version in versions.items() if package not in wanted]
         if others:
             rows.append(("Their dependencies", ", ".join(others)))
-        rows.append(("Environment", ", ".join(f"`{variable}={value}`" for variable, value in recipe.env.items())))
+        if recipe.env:
+            rows.append(("Environment", ", ".join(f"`{variable}={value}`" for variable, value in recipe.env.items())))
         parts += [f"## `{name}`", _table(("Property", "Value"), rows)]
     common = _table(("Property", "Value"), _TEMPLATE_PROPERTIES)
     introduction = _TEMPLATES.format(default=specs.DEFAULT_TEMPLATE)

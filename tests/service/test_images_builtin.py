@@ -74,6 +74,7 @@ def wheels(tmp_path: Path) -> Path:
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: sandlot-probe\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/entry_points.txt", "[console_scripts]\nsandlot-probe = sandlot_probe:main\n")
+        archive.writestr("sandlot_probe-1.0.data/headers/probe.h", "")
         archive.writestr(f"{info}/RECORD", "")
     return folder
 
@@ -123,7 +124,10 @@ def test_users_folders_and_owners_are_as_promised(built: Mapping[str, BuiltIn]) 
             status = (root / folder).stat()
             assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, owner, owner), folder
         owned = {path for path, status in item.entries.items() if status.st_uid == 1000}
-        assert {path for path in owned if not path.startswith(("home/user", "usr/local/"))} == {"workspace", "output", "usr/local"}
+        assert {path for path in owned if not path.startswith(("home/user", "usr/local/"))} == {
+            *("workspace", "output", "usr/local"),
+            "usr/include/python3.11",  # for the headers of packages
+        }
         # pip, uv and npm install here, typed by whoever.
         local = {path: status for path, status in item.entries.items() if path.startswith("usr/local/")}
         assert [path for path, status in local.items() if (status.st_uid, status.st_gid) != (1000, 1000)] == []
@@ -171,7 +175,7 @@ def test_base_has_the_promised_tools(base: BuiltIn) -> None:
     script = (
         "set -e; id -un; pwd; python --version; python3 --version; node --version; npm --version; npx --version; uv --version; uvx --version; "
         "python -m uv --version; pip --version; git --version; curl --version; bash --version; "
-        "ps --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; npm root -g; echo $LANG"
+        "ps --version; ss --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; npm root -g; echo $LANG"
     )
     out = run_on(base, "bash", "-c", script).splitlines()
     assert out[:4] == ["user", "/workspace", "Python 3.11.2", "Python 3.11.2"]
@@ -188,6 +192,62 @@ def test_package_managers_are_configured_for_the_port_inside(built: Mapping[str,
         for path in ("etc/pip.conf", "etc/uv/uv.toml", "usr/local/etc/npmrc", "etc/apt/sources.list.d/debian.sources"):
             found = set(re.findall(r"\w+://([^/\s]+)", (item.path / path).read_text(encoding="utf-8")))
             assert found == {f"127.0.0.1:{schema.PACKAGES_PORT}"}, path
+
+
+ESM_ONLY = """
+set -e
+cd /usr/local/lib/node_modules
+mkdir -p esm/lib cjs @scope/both
+echo '{"name": "esm", "version": "1.0.0", "type": "module", "exports": {"import": "./lib/index.js"}}' >esm/package.json
+echo 'export const word = "esm"' >esm/lib/index.js
+echo '{"name": "cjs", "version": "1.0.0"}' >cjs/package.json
+echo 'exports.word = "cjs"' >cjs/index.js
+echo '{"name": "@scope/both", "exports": {"import": "./esm.mjs", "require": "./cjs.cjs"}}' >@scope/both/package.json
+echo 'export const word = "both by import"' >@scope/both/esm.mjs
+echo 'exports.word = "both by require"' >@scope/both/cjs.cjs
+mkdir -p /workspace/below/node_modules/cjs
+echo 'exports.word = "of the project"' >/workspace/below/node_modules/cjs/index.js
+"""
+
+IMPORTING = "import {word} from 'esm'; import {word as b} from '@scope/both'; import c from 'cjs'; console.log(word, b, c.word);"
+
+IMPORTS = {
+    f'echo "{IMPORTING}" >a.mjs; node a.mjs': "esm both by import cjs",
+    f'echo "{IMPORTING}" >/home/user/a.mjs; node /home/user/a.mjs': "esm both by import cjs",
+    f'echo "{IMPORTING}" >below/a.mjs; node below/a.mjs': "esm both by import of the project",
+    f'node --input-type=module -e "{IMPORTING}"': "esm both by import cjs",
+    f'echo "{IMPORTING} const n: number = 1;" >a.ts; node a.ts': "esm both by import cjs",
+    "node -e \"new (require('node:worker_threads').Worker)('/workspace/a.mjs')\"": "esm both by import cjs",
+    "echo \"console.log(require('@scope/both').word, require('cjs').word)\" >a.cjs; node a.cjs": "both by require cjs",
+    "echo \"import('esm').then(found => console.log(found.word))\" >b.cjs; node b.cjs": "esm",
+    "echo \"import 'absent'\" >c.mjs; node c.mjs 2>&1 | grep ^Error": (
+        "Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'absent' imported from /workspace/c.mjs"
+    ),
+}
+"""Command -> its output. The packages are installed globally, and one is also in the folder of a project."""
+
+
+def test_globally_installed_packages_of_npm_are_found_by_import_and_require(base: BuiltIn) -> None:
+    out = run_on(base, "bash", "-c", "\n".join([ESM_ONLY, "cd /workspace", *IMPORTS])).splitlines()
+    assert dict(zip(IMPORTS, out, strict=True)) == IMPORTS
+
+
+def test_packages_of_debian_can_register_their_manuals(base: BuiltIn) -> None:
+    page = "/usr/share/man/man{0}/probe.{0}"
+    script = "\n".join(
+        f"echo >/opt/probe.{number}; update-alternatives --quiet --install /usr/bin/probe{number} probe{number} /bin/true 1"
+        f" --slave {page.format(number)} probe.{number} /opt/probe.{number}; test -e {page.format(number)}"
+        for number in range(1, 9)
+    )
+    run_on(base, "sh", "-ec", script, uid=0)
+    assert [path for path, status in base.entries.items() if path.startswith("usr/share/man/") and not stat.S_ISDIR(status.st_mode)] == []
+
+
+LIBRARIES = ("libatomic.so.1", "libgomp.so.1", "libodbc.so.2")
+
+
+def test_libraries_that_popular_wheels_do_not_contain_can_be_loaded(base: BuiltIn) -> None:
+    run_on(base, "python3", "-c", "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]", *LIBRARIES)
 
 
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -281,6 +341,17 @@ with PIL.Image.open("/output/p.png") as image:
     print(image.format, int(np.arange(5).sum()), len(sklearn.datasets.load_iris().data))
 """
     assert run_on(code_interpreter, "python", "-c", program) == "PNG 10 150\n"
+
+
+def test_programs_choose_the_backend_of_matplotlib(code_interpreter: BuiltIn) -> None:
+    """Jupyter's kernel, for example, asks for inline figures only if the environment names no backend."""
+    program = """
+import os
+os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+import matplotlib.pyplot
+print(matplotlib.get_backend())
+"""
+    assert "inline" in run_on(code_interpreter, "python", "-c", program)
 
 
 def test_font_list_is_cached_in_the_image(code_interpreter: BuiltIn) -> None:

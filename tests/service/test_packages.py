@@ -6,6 +6,7 @@ tests ever asks upstream for much.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
@@ -53,6 +54,7 @@ def test_pip_npm_and_apt_get_install_for_all_users(sandbox: Sandbox) -> None:
     for user, command, module in (
         ("user", "pip install six", "six"),
         ("user", "uv pip install tabulate", "tabulate"),
+        ("user", "uv pip install greenlet", "greenlet"),  # has headers
         ("root", "python3 -m pip install colorama", "colorama"),
     ):
         typed(sandbox, command, user)
@@ -86,6 +88,12 @@ def test_installed_packages_are_usable_at_once(quick: Sandbox) -> None:
     odd = quick.run_code("[require('is-odd')(3), kept].join(' ')", language="javascript")
     assert (odd.error, odd.text) == (None, "'true kept'")
     assert typed(quick, "node -p 'require(\"is-odd\")(3)'") == "true\n"
+    assert quick.install("nanoid", manager="npm").exit_code == 0  # an ES module
+    quick.files.write("/tmp/ids.mjs", "import {nanoid} from 'nanoid'; export const size = nanoid().length; console.log(size);")
+    assert typed(quick, "node /tmp/ids.mjs") == "21\n"
+    for cell in ("import {nanoid} from 'nanoid'; nanoid().length", "(await import('/tmp/ids.mjs')).size", "require('nanoid').nanoid().length"):
+        ids = quick.run_code(cell, language="javascript")
+        assert (ids.error, ids.text) == (None, "21"), cell
     done = quick.install(["bc"], manager="apt")
     assert done.exit_code == 0, done.stderr
     assert typed(quick, "echo 6*7 | bc") == "42\n"
@@ -111,6 +119,106 @@ def test_next_install_repairs_what_a_killed_apt_left(quick: Sandbox) -> None:
         assert "incomplete. It is completed first" in done.stdout, state
         assert typed(quick, "dpkg --audit; ls -A /var/lib/dpkg/updates", "root") == "", state
     assert "is incomplete" not in quick.install("tree", manager="apt").stdout
+
+
+@pytest.mark.parametrize("name", ["gevent", "sqlalchemy<2.1", "zope.proxy"])
+def test_package_with_headers_is_installed(quick: Sandbox, name: str) -> None:
+    done = quick.install(name)
+    assert done.exit_code == 0, done.stderr
+
+
+def test_requirements_file_is_installed(quick: Sandbox) -> None:
+    quick.files.write("/workspace/requirements.txt", "# comment\nhumanize>=4\n-r more/rest.txt\n")
+    quick.files.write("/workspace/more/rest.txt", "idna\n")
+    quick.files.write("/tmp/with blank.txt", "toolz\n")
+    try:
+        done = quick.install(["-r requirements.txt", "--requirement=/tmp/with blank.txt", "iniconfig"])
+        assert done.exit_code == 0, done.stderr
+        assert typed(quick, "python3 -c 'import humanize, idna, toolz, iniconfig'") == ""
+        missing = quick.install("-r absent.txt")
+        assert missing.exit_code not in {0, None}
+        assert "absent.txt" in missing.stderr
+    finally:
+        typed(quick, "rm -r requirements.txt more")
+
+
+UNINSTALLABLE = """
+import zipfile
+info = "sandlot_half-1.0.dist-info"
+with zipfile.ZipFile("/tmp/sandlot_half-1.0-py3-none-any.whl", "w") as archive:
+    archive.writestr("sandlot_half.py", "")
+    archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: sandlot-half\\nVersion: 1.0\\n")
+    archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    archive.writestr("sandlot_half-1.0.data/data/etc/npmrc/below", "")
+    archive.writestr(f"{info}/RECORD", f"sandlot_half.py,,\\n{info}/METADATA,,\\n{info}/WHEEL,,\\n{info}/RECORD,,\\n")
+"""
+"""Makes a wheel whose last file cannot be written, because the folder of the file is a file of the image."""
+
+
+@pytest.mark.parametrize("manager", ["uv", "pip"])
+def test_failed_install_leaves_nothing_that_counts_as_installed(quick: Sandbox, manager: str) -> None:
+    typed(quick, f"echo '{UNINSTALLABLE}' | python3; echo /tmp/sandlot_half-1.0-py3-none-any.whl >/tmp/half.txt")
+    if manager == "pip":
+        typed(quick, "mv /usr/local/bin/uv /tmp/uv")
+    try:
+        for _ in range(2):
+            assert quick.install(["-r /tmp/half.txt", "tabulate"]).exit_code not in {0, None}
+            assert "sandlot-half" not in typed(quick, "pip list")
+            assert quick.commands.run("python3 -c 'import sandlot_half'").exit_code == 1
+        assert quick.install("tabulate").exit_code == 0
+    finally:
+        if manager == "pip":
+            typed(quick, "mv /tmp/uv /usr/local/bin/uv")
+
+
+KILLED = """
+set -e
+cd /usr/local/lib/python3.11/dist-packages
+rm -f six.py
+sed -i /INSTALLER/d six-*.dist-info/RECORD
+echo running >/var/tmp/.sandlot-install-pip
+touch -d '1 minute ago' /var/tmp/.sandlot-install-pip
+touch six-*.dist-info
+"""
+"""Makes the state of an install that was killed while it wrote the files of a package."""
+
+
+def test_next_install_repairs_what_a_killed_install_left(quick: Sandbox) -> None:
+    assert quick.install("six").exit_code == 0
+    typed(quick, KILLED)
+    done = quick.install("six")
+    assert done.exit_code == 0, done.stderr
+    assert typed(quick, "python3 -c 'import six'") == ""
+
+
+@pytest.mark.soak
+def test_java_of_debian_is_installed(sandbox: Sandbox) -> None:
+    done = sandbox.install("openjdk-17-jdk-headless", manager="apt")
+    assert done.exit_code == 0, done.stderr
+    assert "17." in typed(sandbox, "java -version 2>&1")
+
+
+@pytest.mark.soak
+def test_driver_of_playwright_starts(sandbox: Sandbox) -> None:
+    assert sandbox.install("playwright").exit_code == 0
+    assert typed(sandbox, "playwright --version").startswith("Version")
+
+
+NOTEBOOK = {
+    "cells": [{"cell_type": "code", "id": "a", "metadata": {}, "execution_count": None, "outputs": [], "source": "import pylab\npylab.plot([1, 2])"}],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python", "language": "python"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
+
+@pytest.mark.soak
+def test_notebook_that_jupyter_executes_has_its_figure(service: LocalService) -> None:
+    with service.create("code-interpreter", timeout=1200) as box:
+        box.install(["nbconvert", "ipykernel"]).check()
+        box.files.write("/workspace/in.ipynb", json.dumps(NOTEBOOK))
+        typed(box, "jupyter nbconvert --to notebook --execute in.ipynb --output out.ipynb")
+        assert "image/png" in typed(box, "cat out.ipynb")
 
 
 def test_failed_install_has_the_output_of_its_manager(quick: Sandbox) -> None:

@@ -14,7 +14,12 @@ DEFAULT_TIMEOUT_S = 300.0
 def install(
     *,
     sandbox: SandboxId,
-    packages: Annotated[list[str], typer.Argument(metavar="PACKAGE", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")],
+    packages: Annotated[
+        list[str] | None, typer.Argument(metavar="PACKAGE", help="Names, with or without versions: 'requests>=2', 'lodash@^4', 'tree'.")
+    ] = None,
+    requirement: Annotated[
+        list[str] | None, typer.Option("-r", "--requirement", metavar="FILE", help="Requirements file of pip in the sandbox; repeat for more.")
+    ] = None,
     manager: Annotated[str, typer.Option("--manager", metavar="NAME", help="Package manager: pip, npm or apt.")] = "pip",
     user: User = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the installation is killed.")] = DEFAULT_TIMEOUT_S,
@@ -26,7 +31,10 @@ def install(
     """
     from sandlot.cli.passthrough import run_until_signal
 
-    raise typer.Exit(run_until_signal(_install(sandbox, packages, manager, user, timeout)))
+    if not packages and not requirement:
+        raise typer.BadParameter("Pass at least one PACKAGE, or a file with -r.")
+    wanted = [*(f"-r {file}" for file in requirement or ()), *(packages or ())]
+    raise typer.Exit(run_until_signal(_install(sandbox, wanted, manager, user, timeout)))
 
 
 async def _install(sandbox_id: str, packages: list[str], manager: str, user: str | None, timeout_s: float) -> int:

@@ -1,7 +1,8 @@
 """Packages to install. The parameters are frozen, and their constructor refuses invalid values.
 
 Invariant: A requirement names a package of an index and, optionally, its versions. A requirement that a package manager would read as an option, a
-path, a URL, an archive or an alias is refused before any process starts.
+path, a URL, an archive or an alias is refused before any process starts. The only exception is a requirements file of pip, such as
+``-r requirements.txt``, whose content is not checked.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class InstallParams:
 
     Args:
         manager: Package manager.
-        packages: 1 to 100 requirements in the syntax of the package manager.
+        packages: 1 to 100 requirements in the syntax of the package manager. For pip also ``-r FILE``, with a path in the sandbox.
         user: User that the package manager runs as; apt always runs as root.
         timeout_s: Seconds until the package manager is killed; None sets no timeout.
     """
@@ -79,10 +80,21 @@ def check_package(manager: Manager, package: str) -> None:
     check_text("package", package)
     if len(package) > MAX_PACKAGE_CHARS:
         raise _refused(manager, package, f"it has {len(package)} characters, and {MAX_PACKAGE_CHARS} are allowed")
+    if manager is Manager.PIP and requirements_file(package) is not None:
+        return
     if package.startswith("-"):
         raise _refused(manager, package, "it begins like an option")
     if reason := _CHECKS[manager](package):
         raise _refused(manager, package, reason)
+
+
+def requirements_file(package: str) -> str | None:
+    """Return the path in ``-r PATH`` or ``--requirement PATH``, or None if the text is not of this form."""
+    found = _REQUIREMENTS_FILE.fullmatch(package)
+    return found[1] if found else None
+
+
+_REQUIREMENTS_FILE = re.compile(r"(?:-r\s*|--requirement(?:=|\s+))([^\s-].*?)\s*")
 
 
 def _refused(manager: Manager, package: str, reason: str) -> InvalidRequestError:
@@ -141,7 +153,7 @@ def _apt(package: str) -> str:
 
 _CHECKS: Final[Mapping[Manager, Callable[[str], str]]] = {Manager.PIP: _pip, Manager.NPM: _npm, Manager.APT: _apt}
 _HINTS: Final[Mapping[Manager, str]] = {
-    Manager.PIP: "Pass a requirement such as 'requests', 'requests>=2.31' or 'uvicorn[standard]==0.30.*'.",
+    Manager.PIP: "Pass a requirement such as 'requests', 'requests>=2.31' or 'uvicorn[standard]==0.30.*', or '-r requirements.txt'.",
     Manager.NPM: "Pass a name with or without a version, such as 'lodash', 'lodash@^4' or '@types/node@20'.",
     Manager.APT: "Pass a name with or without architecture and version, such as 'tree', 'tree=2.1.0-1' or 'libc6:amd64'.",
 }

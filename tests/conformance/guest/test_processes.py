@@ -28,8 +28,8 @@ async def test_a_program_runs_as_user_in_the_workspace_with_a_clean_environment(
 
 def names_of_the_image(_inside: Inside) -> set[str]:
     return {
-        "MPLBACKEND",
         "MPLCONFIGDIR",
+        "NODE_OPTIONS",
         "NODE_PATH",
         "DEBIAN_FRONTEND",
         "PIP_DISABLE_PIP_VERSION_CHECK",

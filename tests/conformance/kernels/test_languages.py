@@ -99,6 +99,8 @@ async def test_javascript_finds_packages_that_npm_installed_after_its_start(insi
     )
     assert (await run(inside, "bash", f"({script})")).errors == []
     assert (await run(inside, "javascript", "[require('probe').word, (await import('probe')).word]")).plain == ["[ 7, 7 ]"]
+    assert (await run(inside, "bash", "echo \"export {word} from 'probe'\" >/tmp/importing.mjs")).errors == []
+    assert (await run(inside, "javascript", "(await import('/tmp/importing.mjs')).word")).plain == ["7"]
 
 
 async def test_interrupt_ends_a_cell_and_keeps_the_state(inside: Inside) -> None:

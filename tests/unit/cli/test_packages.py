@@ -26,6 +26,14 @@ def test_the_managers_words_and_status_are_passed_on(there: Script, capfd: pytes
     assert there.seen[-1].json() == {"manager": "npm", "packages": ["left-pad", "lodash@^4"], "timeout": 9, "user": "root"}
 
 
+@pytest.mark.parametrize("words", [["-r", "requirements.txt"], ["-r requirements.txt"], ["--requirement", "requirements.txt"]])
+def test_requirements_file_is_one_of_the_packages(there: Script, words: list[str]) -> None:
+    there.say(Reply(200, SANDBOX), TOLD)
+    dispatch(["install", ID, *words, "six"])
+    first, second = there.seen[-1].json()["packages"]
+    assert (first.split(), second) == (["-r", "requirements.txt"], "six")
+
+
 def test_running_out_of_time_is_124(there: Script, capfd: pytest.CaptureFixture[str]) -> None:
     there.say(Reply(200, SANDBOX), events(("started", {"id": "p1", "pid": 7}), ("exit", {**ENDED, "exit_code": 137, "reason": "timeout"})))
     assert dispatch(["install", ID, "six", "--timeout", "1"]) == 124

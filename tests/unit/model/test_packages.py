@@ -17,6 +17,10 @@ GOOD = {
         "tomli>=1; python_version < '3.11' and platform_system == \"Linux\"",
         "torch===2.3.0+cpu",
         "a!=1!2.0.dev1",
+        "-r requirements.txt",
+        "-r../requirements.txt",
+        "--requirement=/tmp/with blank.txt",
+        "--requirement  a",
     ),
     Manager.NPM: (
         "lodash",
@@ -34,7 +38,11 @@ GOOD = {
 BAD = {
     Manager.PIP: (
         "",
-        "-r requirements.txt",
+        "-r",
+        "-r -",
+        "-c constraints.txt",
+        "--requirement",
+        "--requirements-from-script x.py",
         "foo.zip",
         "foo-1.0-py3-none-any.whl",
         "foo.TGZ[extra]",
@@ -56,6 +64,7 @@ BAD = {
     ),
     Manager.NPM: (
         "",
+        "-r requirements.txt",
         "--global",
         "--",
         ".",
@@ -76,6 +85,7 @@ BAD = {
     ),
     Manager.APT: (
         "",
+        "-r requirements.txt",
         "-y",
         "--",
         "tree-",

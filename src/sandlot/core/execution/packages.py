@@ -1,13 +1,15 @@
 """Install packages in a sandbox.
 
 ``pip`` installs for the Python of the kernel (``python3`` of the image). If the image has uv, uv installs the packages: uv reads the same index as
-pip and is faster. ``npm`` installs under npm's global prefix, so that the working directory stays unchanged; ``require`` finds the packages through
-``NODE_PATH``. ``apt`` always runs as root, because no other user can install Debian packages. The script updates the package lists if there are none
-or if they are older than a day. It also completes an installation that a killed apt left unfinished, because apt installs nothing else until then.
+pip and is faster. ``npm`` installs under npm's global prefix, so that the working directory stays unchanged; the images make ``require`` and
+``import`` find the packages there. ``apt`` always runs as root, because no other user can install Debian packages. The script updates the package
+lists if there are none or if they are older than a day. It also completes an installation that a killed apt left unfinished, because apt installs
+nothing else until then.
 
 Invariants:
-- Requirements reach the package manager as separate arguments after ``--``; no shell reads them.
-- One command installs all packages. After a failure, the packages stay in the state in which the package manager left them.
+- Requirements reach the package manager as separate arguments after ``--``, and names of requirements files before it; no shell reads them.
+- One command installs all packages. A Python package that a failed installation has installed only in part is removed, because pip and uv would take
+  it for installed. If the installation was killed, the next one does this first.
 - An installation is an execution: it is counted and logged, and it is ended when its client disconnects. The package manager then gets SIGTERM first,
   so that it can clean up. If the package manager fails, no error is raised: the result has the output of the package manager.
 - A client can choose the id of an installation. Further requests with this id join the installation, which continues as long as any client is
@@ -29,7 +31,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal, Quota
 from sandlot.model.executions import NATIVE, CommandResult, ExecutionOptions, ProcessEvent
-from sandlot.model.packages import InstallParams, Manager
+from sandlot.model.packages import InstallParams, Manager, requirements_file
 from sandlot.model.records import FOREGROUND, INSTALL
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.model.streams import Stream
@@ -43,12 +45,42 @@ _SHOWN: Final[Mapping[Manager, str]] = {Manager.PIP: "pip", Manager.NPM: "npm", 
 _SCRIPTS: Final[Mapping[Manager, str]] = {
     Manager.PIP: """\
 python=$(command -v python3 || command -v python) || { echo "This image has no python." >&2; exit 127; }
-if command -v uv >/dev/null; then exec uv pip install --python "$python" --break-system-packages -- "$@"; fi
-exec "$python" -m pip install --no-input -- "$@"
+if command -v uv >/dev/null; then
+    install() { uv pip install --python "$python" --break-system-packages "$@"; }
+    uninstall() { uv pip uninstall --quiet --python "$python" --break-system-packages "$@"; }
+else
+    install() { "$python" -m pip install --no-input "$@"; }
+    uninstall() { "$python" -m pip uninstall --quiet --yes "$@"; }
+fi
+# The file is locked while an installation runs, and is not empty from the start of an installation until it has succeeded or been cleaned up.
+state=/var/tmp/.sandlot-install-pip
+[ -e "$state" ] || (umask 0; : >>"$state")
+exec 9>>"$state"
+command -v flock >/dev/null && flock 9
+remove_unfinished() {
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    find "$site" -maxdepth 1 -name '*.dist-info' -newer "$state" | while read -r folder; do
+        # pip and uv write the list of files last, and it then names this file.
+        grep -qs '/INSTALLER,' "$folder/RECORD" && continue
+        package=${folder##*/}
+        package=${package%%-*}
+        echo "$package was installed only in part and is removed." >&2
+        uninstall "$package" </dev/null
+        rm -rf "$folder"
+    done 9>&-
+    : >"$state"
+}
+[ ! -s "$state" ] || remove_unfinished
+echo running >"$state"
+trap : INT TERM
+install "$@" 9>&-
+status=$?
+if [ "$status" = 0 ]; then : >"$state"; else remove_unfinished; fi
+exit "$status"
 """,
     Manager.NPM: """\
 command -v npm >/dev/null || { echo "This image has no npm." >&2; exit 127; }
-exec npm install --global --no-audit --no-fund --no-update-notifier -- "$@"
+exec npm install --global --no-audit --no-fund --no-update-notifier "$@"
 """,
     Manager.APT: """\
 command -v apt-get >/dev/null || { echo "This image has no apt-get." >&2; exit 127; }
@@ -61,7 +93,7 @@ if [ -n "$(ls -A /var/lib/dpkg/updates 2>/dev/null)" ] || [ -n "$(dpkg --audit 2
     dpkg --configure -a
     [ -z "$(dpkg --audit)" ] || apt-get -q -y --no-install-recommends -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 --fix-broken install
 fi
-exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 install -- "$@"
+exec apt-get -q -y --no-install-recommends -o Acquire::Retries=3 -o Dpkg::Use-Pty=false -o DPkg::Lock::Timeout=60 install "$@"
 """,
 }
 _ENV: Final[Mapping[Manager, Mapping[str, str]]] = {
@@ -157,10 +189,14 @@ async def start_install(
 
 def install_spec(params: InstallParams) -> ProcessSpec:
     """Return the process that installs packages."""
+    files = [file for file in map(requirements_file, params.packages) if file is not None]
+    names = [package for package in params.packages if requirements_file(package) is None]
+    arguments = (*(f"--requirement={file}" for file in files), "--", *names)
     return ProcessSpec(
-        argv=("/bin/sh", "-c", _SCRIPTS[params.manager], f"install-{params.manager}", *params.packages),
+        argv=("/bin/sh", "-c", _SCRIPTS[params.manager], f"install-{params.manager}", *arguments),
         env=_ENV[params.manager],
-        cwd="/",  # not the workspace, because a project there could contain settings for the package manager
+        # A project in the working directory could contain settings for the package manager. They apply only if a file of the project is named.
+        cwd=None if files else "/",
         user=User.ROOT if params.manager is Manager.APT else params.user,
         timeout_s=params.timeout_s,
     )

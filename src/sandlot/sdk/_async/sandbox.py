@@ -730,7 +730,8 @@ class AsyncSandbox:
         A failed installation is a result: see ``exit_code``, and ``stderr`` for the message of the package manager.
 
         Args:
-            packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``).
+            packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``). For pip also
+                ``-r FILE``: a requirements file in the sandbox, relative to the working directory.
             manager: ``pip`` (default), ``npm`` or ``apt``.
             user: User who installs: ``user`` (default) or ``root``; apt always runs as root.
             timeout: Seconds until the installation is killed. None: no limit. Default: 300.
@@ -741,7 +742,7 @@ class AsyncSandbox:
 
         Raises:
             ExecutionFailedError: ``check`` is True and the installation failed.
-            InvalidRequestError: A name is not that of a package, but an option, a path or a URL.
+            InvalidRequestError: A name is not that of a package, but another option, a path or a URL.
             SandboxEndedError: The sandbox has ended.
         """
         names = [packages] if isinstance(packages, str) else [*packages]

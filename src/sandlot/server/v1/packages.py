@@ -23,7 +23,10 @@ class InstallPackagesRequest(RequestModel):
     packages: Texts = Field(
         min_length=1,
         max_length=MAX_PACKAGES,
-        description="Package names, with or without versions, in the syntax of the package manager; no options, paths or URLs.",
+        description=(
+            "Package names, with or without versions, in the syntax of the package manager; no options, paths or URLs. "
+            "For pip also `-r FILE`: a requirements file in the sandbox, relative to the working directory."
+        ),
         examples=[["requests>=2.31", "tabulate"]],
     )
     user: UserName = Field(default="user", description="User that installs; apt always runs as root.")

@@ -191,8 +191,14 @@ async def test_package_manager_without_a_client_cleans_up(tmp_path: Path) -> Non
 def test_requirements_reach_the_package_manager_as_separate_arguments(manager: Manager) -> None:
     argv = install_spec(InstallParams(manager, ("ab", "cd"))).argv
     assert argv[:2] == ("/bin/sh", "-c")
-    assert argv[3:] == (f"install-{manager}", "ab", "cd")
-    assert argv[2].rstrip().endswith('-- "$@"')
+    assert argv[3:] == (f"install-{manager}", "--", "ab", "cd")
+    assert argv[2].count('"$@"') == argv[2].count("$@") > 0
+
+
+def test_requirements_files_are_options_and_are_read_in_the_working_directory() -> None:
+    spec = install_spec(InstallParams(Manager.PIP, ("ab", "-r a b.txt", "--requirement=/c")))
+    assert spec.argv[3:] == ("install-pip", "--requirement=a b.txt", "--requirement=/c", "--", "ab")
+    assert (spec.cwd, install_spec(WHAT).cwd) == (None, "/")
 
 
 def test_only_apt_runs_as_root_by_default() -> None:

@@ -355,7 +355,7 @@ function described(thrown) {
       const value = String(thrown.message);
       const traceback = `${name}${value ? `: ${value}` : ''}`.split('\n');
       for (const line of String(thrown.stack ?? '').split('\n')) {
-        if (/^\s+at /.test(line) && !/node:|\/javascript\/kernel\.mjs/.test(line)) traceback[traceback.length] = line;
+        if (/^\s+at /.test(line) && !/node:|\/javascript\/kernel\.mjs|\/sandlot\/import-global\.cjs/.test(line)) traceback[traceback.length] = line;
       }
       if (thrown.cause !== undefined) traceback[traceback.length] = `  [cause]: ${inspect(thrown.cause)}`;
       return { name, value, traceback };
@@ -505,13 +505,14 @@ const here = () => path.join(process.cwd(), 'cell.js');
 // Path beside npm's global node_modules: imports that are resolved from this path find the global packages. The file need not exist.
 const globalPackages = path.join(path.dirname(path.dirname(process.execPath)), 'lib', 'cell.js');
 
-// Makes imports of cells search the working directory and its parents first, and then the globally installed packages.
+// Makes imports search the globally installed packages last. Imports of cells search the working directory and its parents first, and imports of files
+// search the folder of the file and its parents.
 if (isMainThread && typeof module.registerHooks === 'function') {
   module.registerHooks({
     resolve(specifier, context, nextResolve) {
-      if (context.parentURL !== import.meta.url) return nextResolve(specifier, context);
+      const parentURL = context.parentURL === import.meta.url ? pathToFileURL(here()).href : context.parentURL;
       try {
-        return nextResolve(specifier, { ...context, parentURL: pathToFileURL(here()).href });
+        return nextResolve(specifier, { ...context, parentURL });
       } catch (error) {
         if (error.code !== 'ERR_MODULE_NOT_FOUND' || /^(\.|\/|\w+:)/.test(specifier)) throw error;
         try {

@@ -1,7 +1,7 @@
 """Inline figures of Matplotlib: figures that a cell leaves open are sent to the client as images at the end of the cell.
 
 - When Matplotlib is imported in a kernel, the inline backend is selected, unless the environment or the cell selects a backend other than
-  Agg. Agg is overridden because images set MPLBACKEND to Agg for programs that run outside a kernel.
+  Agg. Agg is overridden because many images and users set MPLBACKEND to Agg for programs without a display.
 - The inline backend is not selected with the environment variable MPLBACKEND, because child processes would inherit it.
 - A figure that is the value of the last expression of a cell is shown as the result of the cell, and not again at the end of the cell.
 """
