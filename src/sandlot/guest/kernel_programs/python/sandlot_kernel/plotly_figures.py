@@ -28,8 +28,10 @@ def _adapt(module: Any) -> None:
     try:
         if not module.nbformat:
             module.nbformat = SimpleNamespace(__version__="5.10.4")  # plotly reads the version, to find out if a notebook shows results, and no more
+        html = sys.modules["plotly.io._base_renderers"].HtmlRenderer(connected=True)
+        html.requirejs = False  # plotly 4 and 5 would expect a loader of scripts, which an earlier result has to set up
         for name in _WITHOUT_FRONT_END:
-            module.renderers[name] = sys.modules["plotly.io._base_renderers"].HtmlRenderer(connected=True)
+            module.renderers[name] = html
         if not os.environ.get("PLOTLY_RENDERER"):
             module.renderers.default = "plotly_mimetype+notebook"
     except Exception:  # noqa: BLE001, S110 - these names are not part of plotly's public interface; without them, plotly works as usual

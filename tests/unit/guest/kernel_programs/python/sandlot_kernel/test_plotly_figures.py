@@ -46,6 +46,7 @@ def test_figure_is_one_result_with_its_data(kernel: Process, code: str) -> None:
     (data,) = shown(kernel, code)
     assert [(each["x"], each["y"]) for each in json.loads(data[FIGURE])["data"]] == [(["a"], [1])]
     assert "Plotly.newPlot" in data["text/html"]
+    assert 'src="https://cdn.plot.ly/' in data["text/html"], "the result loads what it needs"
 
 
 def test_dates_are_text(kernel: Process) -> None:
