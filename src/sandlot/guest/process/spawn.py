@@ -13,6 +13,7 @@ import fcntl
 import os
 
 from sandlot.guest.errors import RpcError
+from sandlot.guest.process import plain_commands
 from sandlot.guest.process.accounts import BASH, DEFAULT_PATH, SH, as_process_user, build_environment
 
 TYPE_CHECKING = False
@@ -38,6 +39,8 @@ TERM = "xterm-256color"
 """Default value of the variable ``TERM`` for a process on a terminal."""
 
 _MAX_STANDARD_FD = 2
+_SHELL_WORDS = 3
+"""Number of arguments of ``bash -c COMMAND``."""
 _OOM_SCORE_MAX = b"1000"
 _TIOCSCTTY = 0x540E
 
@@ -112,7 +115,8 @@ def spawn(
     """Start a program and return its pid once exec(2) has succeeded.
 
     The program leads a new session and process group. All signals have their default action, and the program inherits no
-    descriptors except ``fds`` and ``keep``. If ``argv[0]`` is /bin/bash and the image has no bash, /bin/sh is started instead.
+    descriptors except ``fds`` and ``keep``. If ``argv[0]`` is /bin/bash and the image has no bash, /bin/sh is started instead. A command line for
+    bash that needs no shell is run without bash.
 
     Args:
         argv: Program and arguments. A program without a slash is searched for in the ``PATH`` of ``env``.
@@ -126,6 +130,12 @@ def spawn(
     Raises:
         RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
     """
+    if len(argv) == _SHELL_WORDS and argv[0] == BASH and argv[1] == "-c" and (plain := plain_commands.parse(argv[2], env, cwd)) is not None:
+        pid, failure = _fork_and_wait_for_exec(plain.argv, plain.env, cwd, account, fds, keep, terminal=terminal, path=plain.path)
+        if not failure:
+            _prefer_for_oom_kill(pid)
+            return pid
+        os.waitpid(pid, 0)
     pid, failure = _fork_and_wait_for_exec(argv, env, cwd, account, fds, keep, terminal=terminal)
     if not failure:
         _prefer_for_oom_kill(pid)
@@ -157,6 +167,7 @@ def _fork_and_wait_for_exec(
     keep: Sequence[int],
     *,
     terminal: bool,
+    path: str | None = None,
 ) -> tuple[int, bytes]:
     """Start a program, and wait until its exec(2) has succeeded or failed.
 
@@ -178,7 +189,8 @@ def _fork_and_wait_for_exec(
             for fd in keep:
                 os.set_inheritable(fd, True)
             try:
-                pid = _fork_exec(argv, env, cwd, account, fds, (status_read, status_write), _take_terminal if terminal else None)
+                executables = search_path(argv[0], env) if path is None else [os.fsencode(path)]
+                pid = _fork_exec(argv, executables, env, cwd, account, fds, (status_read, status_write), _take_terminal if terminal else None)
             finally:
                 for fd in keep:
                     os.set_inheritable(fd, False)
@@ -201,6 +213,7 @@ def _fork_and_wait_for_exec(
 
 def _fork_exec(
     argv: Sequence[str],
+    executables: list[bytes],
     env: dict[str, str],
     cwd: str,
     account: Account,
@@ -217,7 +230,6 @@ def _fork_exec(
     stdin, stdout, stderr = fds
     arguments = [os.fsencode(argument) for argument in argv]
     variables = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-    executables = search_path(argv[0], env)
     with as_process_user(account):
         return _posixsubprocess.fork_exec(
             arguments,
