@@ -16,6 +16,19 @@ try {
 await sandbox.files.write('note.txt', 'written by JavaScript')
 seen.file = await sandbox.files.read('/home/user/note.txt')
 
+seen.listing = (await sandbox.files.list('.')).filter((entry) => !entry.name.startsWith('.')).map((entry) => [entry.name, entry.type])
+
+const background = await sandbox.commands.run('sleep 600', { background: true })
+const pids = (await sandbox.commands.list()).map((each) => each.pid)
+seen.background = [pids.includes(background.pid), await background.kill(), await sandbox.commands.kill(4_200_000)]
+
+let printed = ''
+const terminal = await sandbox.pty.create({ rows: 24, cols: 80, onData: (data) => (printed += new TextDecoder().decode(data)) })
+await sandbox.pty.resize(terminal.pid, { rows: 24, cols: 101 })
+await sandbox.pty.sendInput(terminal.pid, new TextEncoder().encode('stty size; exit\n'))
+await terminal.wait()
+seen.terminal = printed.includes('24 101')
+
 const streamed = []
 const run = await sandbox.runCode("x = open('note.txt').read()\nprint('out')\nx.upper()", { onStdout: (message) => streamed.push(message.line) })
 seen.code = [run.text, run.logs.stdout.join(''), run.executionCount, streamed.join('')]
