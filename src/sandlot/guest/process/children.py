@@ -44,7 +44,7 @@ class ChildTable:
     def __init__(self) -> None:
         self._children: dict[int, Child] = {}
 
-    def __contains__(self, pid: int) -> bool:
+    def __contains__(self, pid: object) -> bool:
         return pid in self._children
 
     def add(self, pid: int, child: Child) -> None:

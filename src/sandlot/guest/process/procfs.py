@@ -13,7 +13,7 @@ from sandlot.protocol.fast_imports import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sandlot.guest.process.children import ChildTable
+    from collections.abc import Container
 
 PASSES = 20
 """Maximum number of times that an operation is repeated because processes fork meanwhile. The process limit stops endless forking."""
@@ -81,12 +81,12 @@ def read_process(pid: int) -> ProcStat | None:
         os.close(fd)
 
 
-def find_root(pid: int, roots: ChildTable) -> int:
+def find_root(pid: int, roots: Container[int]) -> int:
     """Return the pid of the process from which a process descends or whose session it is in; 0 if there is none.
 
     Args:
         pid: Pid of the process; may itself be the result.
-        roots: Table of the processes that may be the result.
+        roots: Pids that may be the result.
     """
     process = read_process(pid)
     session = process.session if process is not None else 0
