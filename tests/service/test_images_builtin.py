@@ -175,7 +175,7 @@ def test_base_has_the_promised_tools(base: BuiltIn) -> None:
     script = (
         "set -e; id -un; pwd; python --version; python3 --version; node --version; npm --version; npx --version; uv --version; uvx --version; "
         "python -m uv --version; pip --version; git --version; curl --version; bash --version; "
-        "ps --version; ss --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; npm root -g; echo $LANG"
+        "ps --version; ss --version; test -s /etc/ssl/certs/ca-certificates.crt; git init -q repo; touch /output/mine; npm root -g; echo $LC_CTYPE"
     )
     out = run_on(base, "bash", "-c", script).splitlines()
     assert out[:4] == ["user", "/workspace", "Python 3.11.2", "Python 3.11.2"]
