@@ -123,7 +123,7 @@ class Link:
             pids: Maximum number of processes and threads.
             deadline_s: Seconds from now until the guest ends by itself; None sets no deadline. :meth:`set_deadline` can change the deadline.
             workspace: Default working folder.
-            memory_bytes: Memory limit of the sandbox in bytes; None if unknown. While a cell runs in gVisor, the guest kills the largest process
+            memory_bytes: Memory limit of the sandbox in bytes; None if unknown. In gVisor, the guest kills the largest process
                 before the limit is reached, so that the host does not kill the whole sandbox.
 
         Returns:

@@ -127,7 +127,7 @@ CALLS: dict[str, dict[str, Any]] = {
             "entropy": "bytes",
             "clock_unix_ns": "int",
             "pids": "int",
-            # Memory limit of the sandbox in bytes; None if unknown. In gVisor, if a cell comes close to the limit, the guest kills the largest
+            # Memory limit of the sandbox in bytes; None if unknown. In gVisor, if programs come close to the limit, the guest kills the largest
             # process, because otherwise the host's kernel would kill the whole sandbox.
             "memory_bytes": "int?",
             "deadline_s": "float?",

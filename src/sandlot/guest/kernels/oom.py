@@ -94,8 +94,8 @@ class OomWatcher:
         children: Table of child processes, through which the owner of a killed process is notified.
 
     Attributes:
-        on_kill: Called after a process was killed, with the pid of the child process of PID 1 from which it descends (0 if there is none), and with
-            a sentence about the reason.
+        on_kill: Called after a process was killed, with the pid of its ancestor among the child processes of PID 1 (0 if there is none), and with a
+            sentence about the reason.
     """
 
     __slots__ = (

@@ -1,0 +1,58 @@
+"""What gVisor does differently from Linux. A failing test means that a newer runtime behaves as Linux does: change docs/explanation/gvisor.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.conformance.guest.conftest import SMALL, open_sandbox
+from tests.support.lives import Inside
+
+RESIZE = """
+import fcntl, os, pty, signal, struct, termios
+child, fd = pty.fork()
+if not child:
+    numbers = {signal.SIGWINCH, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    os.write(1, b'ready ')
+    os.write(1, signal.Signals(signal.sigwait(numbers)).name.encode())
+    os._exit(0)
+text = os.read(fd, 100)
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack('HHHH', 50, 132, 0, 0))
+os.kill(child, NUMBER)
+while b'SIG' not in text:
+    text += os.read(fd, 100)
+print(text.decode(), struct.unpack('HHHH', fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))[:2])
+"""
+
+
+@pytest.fixture(scope="module")
+async def inside(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+    """A sandbox that the tests share."""
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation="gvisor", limits=SMALL) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the host has one processor")
+async def test_sandbox_with_one_core_shows_two_processors(inside: Inside) -> None:
+    assert SMALL.cpus == 1
+    assert await inside.sh("nproc; python3 -c 'import os; print(os.cpu_count())'") == "2\n2\n"
+    assert await inside.sh("taskset -c 0 nproc; taskset -c 0 python3 -c 'import os; print(len(os.sched_getaffinity(0)))'") == "1\n1\n"
+    assert await inside.sh("taskset -c 0 node -p 'os.availableParallelism()'") == "1\n"
+
+
+async def test_size_of_the_disk_is_not_shown(inside: Inside) -> None:
+    total, used = (int(number) for number in (await inside.sh("df --output=size,used /workspace | tail -n 1")).split())
+    assert (total > 1 << 50, used) == (True, 0)
+
+
+async def test_terminal_of_a_program_has_no_dev_tty(inside: Inside) -> None:
+    out = await inside.sh("script -qc 'tty; echo shown >/dev/tty || echo failed; echo shown >$(tty)' /dev/null")
+    assert (out.count("failed"), out.count("shown")) == (1, 1), out
+
+
+async def test_resized_terminal_of_a_program_gets_no_signal(inside: Inside) -> None:
+    assert await inside.sh(f'python3 -c "{RESIZE.replace("NUMBER", "signal.SIGUSR1")}"') == "ready SIGUSR1 (50, 132)\n"
+    assert await inside.sh(f'python3 -c "{RESIZE.replace("NUMBER", "signal.SIGWINCH")}"') == "ready SIGWINCH (50, 132)\n"
