@@ -25,8 +25,10 @@ from typing import cast
 import structlog
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandlot import __version__
+from sandlot.host.cpu_latency import CpuLatency
 from sandlot.host.service_cgroup import service_cgroup
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.server import data_dir, log_config
@@ -119,6 +121,20 @@ async def _listen(service: RunningService, *, local: bool) -> None:
             each.close()
 
 
+def _keep_awake(app: ASGIApp) -> ASGIApp:
+    """Return an app that keeps the processors awake when a request begins and ends."""
+    latency = CpuLatency()
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        latency.hold()
+        try:
+            await app(scope, receive, send)
+        finally:
+            latency.hold()
+
+    return serve
+
+
 @asynccontextmanager
 async def serve_in_background(service: RunningService, listeners: list[socket]) -> AsyncIterator[None]:
     """Serve on listening sockets until the context ends, then end the service and close the sockets."""
@@ -145,8 +161,11 @@ class Server(uvicorn.Server):
         turns = SliceTurns()
         http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local, turns=turns)
         ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=turns)
+        app: ASGIApp = create_app(service)
+        if service.settings.low_latency == "on":
+            app = _keep_awake(app)
         config = uvicorn.Config(
-            create_app(service),
+            app,
             http=cast("type[asyncio.Protocol]", http),
             ws=cast("type[asyncio.Protocol]", ws),
             ws_max_size=websocket.MESSAGE_MAX_BYTES,

@@ -1,4 +1,4 @@
-"""How many clients a service takes, and how many at once."""
+"""How many clients a service takes and how many at once, and what it does for each request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import resource
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from sandlot.host.cpu_latency import CpuLatency
 from sandlot.server.process import ACCEPTS_PER_TURN, Server, allowed_connections
 from sandlot.server.settings import MAX_CONNECTIONS, Settings
 from sandlot.web import listener
+from tests.support.http import unix_client
+from tests.support.scripted_app import serve_scripted
+from tests.support.scripted_node import ScriptedNode
 from tests.support.service import Bench
 from tests.support.until import until
 
@@ -59,3 +64,17 @@ async def test_burst_of_connections_is_accepted_in_parts(at: Bench) -> None:
         peer.close()
     at.service.stop.set()
     await serving
+
+
+@pytest.mark.parametrize("setting,times", [("off", 0), ("on", 2)])
+async def test_processors_are_kept_awake_when_a_request_begins_and_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, times: int
+) -> None:
+    held: list[None] = []
+    monkeypatch.setattr(CpuLatency, "hold", lambda _: held.append(None))
+    async with (
+        serve_scripted(ScriptedNode(), folder, Settings(data_dir=folder / "data", low_latency=setting)) as service,
+        unix_client(service.settings.socket) as client,
+    ):
+        assert (await client.get("/healthz")).status_code == 200
+        await until(lambda: len(held) == times)

@@ -75,6 +75,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
     "webhooks_allow": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
+    "low_latency": ("on", "on"),
     "idle_exit_s": ("1.5", 1.5),
     "log_level": ("DEBUG", "debug"),
     "log_format": ("text", "text"),
