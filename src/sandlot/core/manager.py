@@ -40,7 +40,7 @@ from sandlot.core.resources.reservations import Purpose
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
-from sandlot.model.ports import Exit, ExitReason, Resources
+from sandlot.model.ports import KILLED_BY_REQUEST, Exit, ExitReason, Resources
 from sandlot.model.records import SandboxRecord
 from sandlot.model.sandboxes import SAME, CreateSandboxParams, SandboxUsage, UpdateSandboxParams
 from sandlot.model.states import LIFECYCLE, Recovery, State, is_terminal
@@ -239,7 +239,7 @@ class SandboxManager:
     async def kill(self, principal: Principal, id_: str, *, wait: bool = True) -> None:
         """End a sandbox and return when its processes are dead, or at once if ``wait`` is False. Idempotent."""
         sandbox = await self._registry.load(id_, principal)
-        sandbox.request_end(Exit(ExitReason.KILLED, "it was killed by request"))
+        sandbox.request_end(Exit(ExitReason.KILLED, KILLED_BY_REQUEST))
         if wait:
             await self._registry.wait_ended(sandbox)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from sandlot.model.faults import Fault
 from sandlot.model.specs import Limits, SandboxSpec, Shape
@@ -126,6 +126,10 @@ EXIT_FAULTS: Mapping[ExitReason, Fault | None] = MappingProxyType(
     }
 )
 """Reason of the end of a sandbox -> fault class; None: the sandbox ended as its owner or the operator wanted."""
+
+
+KILLED_BY_REQUEST: Final = "it was killed by request"
+"""Detail of the end of a sandbox that a client killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,8 @@ def test_pause_keeps_memory_and_files(api: Api) -> None:
         assert seconds - 60 < left_s(told) <= seconds
     api("POST", f"{made}/shutdown", 204)
     assert api("POST", f"{made}/processes", 404, json={"cmd": "true"}).json()["message"] == "sandbox not found"
-    assert api("GET", made).json()["status"] == "stopped"
+    assert api("GET", made, 404).json()["message"] == "sandbox not found"
+    assert made.rpartition("/")[2] not in {each["sandboxID"] for each in api("GET", "/sandboxes?status=stopped").json()}
 
 
 def left_s(box: dict[str, Any]) -> float:

@@ -52,16 +52,18 @@ async def list_sandboxes(query: Annotated[StatusQuery, Query()], request: Reques
     states = SandboxFilter(states=frozenset(state for state, status in translate.STATUSES.items() if status in statuses))
     newest = None if translate.LIVE.issuperset(statuses) else MAX_ENDED
     sandboxes = await find_sandboxes(get_node(request), get_principal(request), states, newest=newest)
-    return e2b_json_response([translate.sandbox_object(sandbox) for sandbox in reversed(sandboxes)])
+    return e2b_json_response([translate.sandbox_object(sandbox) for sandbox in reversed(sandboxes) if not translate.is_deleted(sandbox)])
 
 
 @router.get("/sandboxes/{sandbox}")
 async def get_sandbox(sandbox: str, request: Request) -> Response:
-    """Return a sandbox. An ended sandbox is returned as long as its record is kept, except to E2B's client."""
+    """Return a sandbox. A sandbox that ended by itself is returned as long as its record is kept, except to E2B's client."""
     node, principal = get_node(request), get_principal(request)
     if e2b_client.is_sender(request):
         return e2b_json_response(operations.with_token(node, principal, await find_live_sandbox(node, principal, sandbox)))
     found = await find_sandbox(node, principal, sandbox)
+    if translate.is_deleted(found):
+        raise found.ended_error()
     return e2b_json_response(translate.sandbox_object(found) if found.is_over else operations.with_token(node, principal, found))
 
 

@@ -19,6 +19,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
 from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.ports import KILLED_BY_REQUEST
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
@@ -189,6 +190,11 @@ def sandbox_object(sandbox: SandboxInfo, token: str | None = None) -> dict[str, 
 def status(sandbox: SandboxInfo) -> str:
     """Return the status of a sandbox by the name of the vendor."""
     return STATUSES[sandbox.state]
+
+
+def is_deleted(sandbox: SandboxInfo) -> bool:
+    """Return whether a sandbox was killed by a request, as with ``DELETE``. Pure."""
+    return sandbox.exit is not None and sandbox.exit.detail == KILLED_BY_REQUEST
 
 
 def is_paused(sandbox: SandboxInfo) -> bool:

@@ -232,7 +232,8 @@ async def test_e2b_client_lists_running_and_paused_sandboxes(http: httpx.AsyncCl
     assert ok(await http.post(f"{HERE}/v2/sandboxes/{other}/connect", json={"timeout": 1}))["endAt"] > ok(await http.get(url))["startedAt"]
     refused(await http.post(f"{HERE}/v2/sandboxes/{other}/connect", json={"memory": False}), 400)
     assert (await http.delete(url)).status_code == 204
-    assert ok(await http.get(url))["status"] == "stopped"
+    gone(await http.get(url))
+    assert other not in [each["sandboxID"] for each in ok(await http.get(f"{HERE}/sandboxes", params={"status": "stopped"}))]
     gone(await http.get(url, headers=by_e2b))
     assert [each["sandboxID"] for each in ok(await http.get(f"{HERE}/v2/sandboxes", params={"state": "running,paused"}))] == [box]
 
