@@ -32,8 +32,9 @@ MAX_CODE_BYTES = 4 * MIB
 """Largest size in bytes of the code of one cell."""
 MAX_ENV_BYTES = 128 * KIB
 """Largest size in bytes of an environment: all names and values together. Linux limits one string to 128 KiB (MAX_ARG_STRLEN, execve(2))."""
-MAX_ARGV_BYTES = 1 * MIB
-"""Largest size in bytes of a command: all arguments together."""
+MAX_ARGV_BYTES = 2 * MIB
+"""Largest size in bytes of a command: all arguments together. Linux's limit for the arguments, the environment and pointers to them is 2 MiB with the
+default stack size (execve(2)), so a command just below this limit can be refused inside."""
 MAX_ARG_BYTES = 128 * KIB - 1
 """Largest size in bytes of one argument: Linux's MAX_ARG_STRLEN without the final NUL, execve(2)."""
 MAX_TERMINAL_SIZE = 65535

@@ -75,11 +75,16 @@ def test_environment_that_execve_would_refuse_is_refused(env: dict[str, str]) ->
         assert refused.value.hint
 
 
-@pytest.mark.parametrize("argv", [(), ("",), ("a\0b",), ("a", "\ud800"), ("x" * (MAX_ARG_BYTES + 1),), tuple("x" * 100_000 for _ in range(12))])
+@pytest.mark.parametrize("argv", [(), ("",), ("a\0b",), ("a", "\ud800"), ("x" * (MAX_ARG_BYTES + 1),), tuple("x" * 100_000 for _ in range(21))])
 def test_command_that_execve_would_refuse_is_refused(argv: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         ProcessSpec(argv)
     assert refused.value.hint
+
+
+def test_command_of_two_mebibytes_is_accepted() -> None:
+    argv = ("x" * MAX_ARG_BYTES,) * 16
+    assert ProcessSpec(argv).argv == argv
 
 
 @pytest.mark.parametrize("path", ["", "relative", "a/b", "/a\0b", "/\ud800", "/" + "x" * 4095])

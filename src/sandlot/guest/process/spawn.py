@@ -309,6 +309,12 @@ def _exec_error(report: bytes, argv: Sequence[str], cwd: str) -> RpcError:
     if code == errno.ENOENT:
         hint = "The image has no shell: pass the program and its arguments as a list." if argv[0] == SH else "Check the name, or install the program."
         return RpcError("program_not_found", f"The sandbox has no program {program!r}.", hint)
+    if code == errno.E2BIG:
+        return RpcError(
+            "invalid_request",
+            "The command and its environment are too large for the sandbox's kernel.",
+            "Pass the data in a file or on standard input.",
+        )
     return RpcError(
         "permission_denied" if code == errno.EACCES else "invalid_request",
         f"{program!r} cannot be run: {reason}.",
