@@ -23,7 +23,7 @@ COMMANDS = {
     *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
     *("forward", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
     *("context ls", "context create", "context rm", "context restart", "context interrupt"),
-    *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs rm", "fs url", "fs watch"),
+    *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "fs watch"),
     *("snapshot create", "snapshot ls", "snapshot info", "snapshot rm"),
     *("volume create", "volume ls", "volume info", "volume rm", "volume attach", "volume detach"),
     *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "events"),
@@ -42,7 +42,7 @@ SHORT_FLAGS = {
     "-n": {"--limit"},
     "-o": {"--output"},
     "-q": {"--quiet"},
-    "-r": {"--recursive"},
+    "-r": {"--recursive", "--requirement"},  # of grep, and of pip
     "-s": {"--signal"},
     "-t": {"--template"},
     "-u": {"--user"},
@@ -237,7 +237,7 @@ def test_no_service_is_started_only_to_be_asked(
 
 WITHOUT_JSON = {
     *("run", "exec", "install", "repl", "shell", "fs cat"),  # output of a program, or a file
-    *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs rm", "fs url", "store rm"),
+    *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
     *("demo", "serve", "forward"),

@@ -98,7 +98,7 @@ async def test_one_that_takes_too_long_is_ended(http: httpx.AsyncClient, url: st
     [
         {},
         {"packages": []},
-        {"packages": ["-r x"]},
+        {"packages": ["-c x"]},
         {"packages": ["https://example.com/x.whl"]},
         {"packages": ["x"], "manager": "cargo"},
         {"packages": ["x"], "user": "nobody"},
