@@ -4,8 +4,9 @@ Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the 
 long, so guests that send nothing else would use up the time of the event loop.
 
 Invariants:
-- After a chunk whose handling took long, the link is not read for four times as long as the handling took. Such pauses of all links come one after
-  the other: guests that flood their links take at most a fifth of the event loop's time together, and not a fifth of it each.
+- The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A tenth of the passing time is free, for
+  calls with small messages. When 2 ms are exceeded, the link is not read for four times the excess. Such pauses of all links come one after the
+  other: guests that flood their links take about a fifth of the event loop's time together, and not a fifth of it each.
 - A link that had such a pause lately reads small chunks, so that other tasks wait about a millisecond at most.
 - Times of handling are processor times of the event loop's thread: a busy host causes no pause.
 """
@@ -21,12 +22,12 @@ READ_BYTES: Final = 64 * 1024
 """Maximum number of bytes that are read and handled at once. Equals the default capacity of a pipe (pipe(7))."""
 SLOW_READ_BYTES: Final = 4 * 1024
 """The same after a pause. The smallest frames of so many bytes are handled in 1.3 ms (measured)."""
-LONG_TURN_S: Final = 0.002
-"""Handling a chunk of ordinary output takes a tenth of this time. Handling a chunk of the smallest frames takes ten times this time (measured)."""
-LONG_SLOW_TURN_S: Final = 0.0003
-"""The same for ``SLOW_READ_BYTES``."""
+ORDINARY_BYTE_S: Final = 0.002 / READ_BYTES
+"""Time of handling for each byte that never counts. Ordinary output takes a tenth of it, and the smallest frames ten times as much (measured)."""
+FREE_SHARE: Final = 0.1
+MAX_EXCESS_S: Final = 0.002
 PAUSE: Final = 4
-"""Length of a pause in relation to the handling before it."""
+"""Length of a pause in relation to the excess before it."""
 SLOW_FOR_S: Final = 1.0
 
 
@@ -57,13 +58,15 @@ class LinkReader:
         handle: Handles a chunk of bytes.
     """
 
-    __slots__ = ("_handle", "_now_s", "_slow_until_s", "_turns")
+    __slots__ = ("_counted_s", "_excess_s", "_handle", "_now_s", "_slow_until_s", "_turns")
 
     def __init__(self, turns: LinkTurns, handle: Callable[[bytes], None]) -> None:
         self._turns = turns
         self._handle = handle
         self._now_s = asyncio.get_running_loop().time
         self._slow_until_s = 0.0
+        self._excess_s = 0.0
+        self._counted_s = self._now_s()
 
     @property
     def read_bytes(self) -> int:
@@ -74,12 +77,15 @@ class LinkReader:
         """Handle a chunk of bytes, and let other tasks run."""
         began_s = self._turns.processor_s()
         self._handle(data)
-        spent_s = self._turns.processor_s() - began_s
-        if spent_s <= (LONG_SLOW_TURN_S if self._is_slow() else LONG_TURN_S):
+        spent_s, now_s = self._turns.processor_s() - began_s, self._now_s()
+        left_s = max(0.0, self._excess_s - FREE_SHARE * (now_s - self._counted_s))
+        self._excess_s, self._counted_s = max(0.0, left_s + spent_s - ORDINARY_BYTE_S * len(data)), now_s
+        if self._excess_s <= MAX_EXCESS_S:
             await asyncio.sleep(0)
             return
-        self._slow_until_s = self._now_s() + SLOW_FOR_S
-        await self._turns.pause(PAUSE * spent_s)
+        excess_s, self._excess_s = self._excess_s, 0.0
+        self._slow_until_s = now_s + SLOW_FOR_S
+        await self._turns.pause(PAUSE * excess_s)
 
     def _is_slow(self) -> bool:
         return self._slow_until_s > 0 and self._now_s() < self._slow_until_s

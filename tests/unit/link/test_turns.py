@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from sandlot.link.turns import LONG_TURN_S, PAUSE, READ_BYTES, SLOW_FOR_S, SLOW_READ_BYTES, LinkReader, LinkTurns
+from sandlot.link.turns import MAX_EXCESS_S, ORDINARY_BYTE_S, PAUSE, READ_BYTES, SLOW_FOR_S, SLOW_READ_BYTES, LinkReader, LinkTurns
 from tests.support.simulation import simulate
 
 LINKS = 10
@@ -34,7 +34,7 @@ def run(program: Callable[[Processor, LinkTurns], Awaitable[None]], seconds_per_
     simulate(simulated, seed=1)
 
 
-SMALL_FRAMES_S = 10 * LONG_TURN_S / READ_BYTES
+SMALL_FRAMES_S = 10 * ORDINARY_BYTE_S
 """Seconds for each byte of the smallest frames."""
 
 
@@ -49,19 +49,64 @@ def test_floods_of_all_links_together_get_a_fifth_of_the_time() -> None:
         for task in floods:
             task.cancel()
         first_s = LINKS * READ_BYTES * SMALL_FRAMES_S
-        assert FLOOD_S - first_s <= PAUSE * processor.spent_s <= FLOOD_S + PAUSE * first_s, "simulated time passes in pauses only"
+        # Simulated time passes in pauses only. A tenth of the handling is that of ordinary output.
+        assert FLOOD_S - PAUSE * first_s <= PAUSE * 0.9 * processor.spent_s <= FLOOD_S + PAUSE * first_s
 
     run(program, SMALL_FRAMES_S)
 
 
-def test_reading_pauses_four_times_as_long_as_handling_took() -> None:
+def test_flood_in_small_chunks_is_paused_as_well() -> None:
+    async def program(processor: Processor, turns: LinkTurns) -> None:
+        loop = asyncio.get_running_loop()
+        reader, began_s = LinkReader(turns, processor.handle), loop.time()
+        for _ in range(1000):
+            await reader.handle(bytes(100))
+        assert 0.9 * processor.spent_s - 2 * MAX_EXCESS_S <= (loop.time() - began_s) / PAUSE <= 0.9 * processor.spent_s
+
+    run(program, SMALL_FRAMES_S)
+
+
+def test_reading_pauses_four_times_as_long_as_the_excess() -> None:
     async def program(processor: Processor, turns: LinkTurns) -> None:
         loop = asyncio.get_running_loop()
         reader, began_s = LinkReader(turns, processor.handle), loop.time()
         await reader.handle(bytes(READ_BYTES))
-        assert loop.time() - began_s == 4 * processor.spent_s
+        assert loop.time() - began_s == PAUSE * (processor.spent_s - ORDINARY_BYTE_S * READ_BYTES)
 
     run(program, SMALL_FRAMES_S)
+
+
+def test_calls_with_small_messages_pause_no_link() -> None:
+    async def program(processor: Processor, turns: LinkTurns) -> None:
+        loop = asyncio.get_running_loop()
+        reader, paused_s = LinkReader(turns, processor.handle), 0.0
+        for _ in range(1000):  # a message takes 50 us, twice in a millisecond
+            await asyncio.sleep(0.0005)
+            began_s = loop.time()
+            await reader.handle(bytes(1))
+            paused_s += loop.time() - began_s
+        assert paused_s == 0
+
+    run(program, 0.00005)
+
+
+def test_large_frames_that_arrive_in_small_chunks_pause_no_link() -> None:
+    async def program(processor: Processor, turns: LinkTurns) -> None:
+        loop = asyncio.get_running_loop()
+        arrived = 0
+
+        def handle(data: bytes) -> None:  # the last chunk of a frame costs as much as the whole frame
+            nonlocal arrived
+            arrived += len(data)
+            if arrived % READ_BYTES == 0:
+                processor.handle(bytes(READ_BYTES))
+
+        reader, began_s = LinkReader(turns, handle), loop.time()
+        for _ in range(100 * READ_BYTES // SLOW_READ_BYTES):
+            await reader.handle(bytes(SLOW_READ_BYTES))
+        assert loop.time() == began_s
+
+    run(program, ORDINARY_BYTE_S / 2)
 
 
 def test_slow_link_reads_small_chunks_for_a_second() -> None:
@@ -89,4 +134,4 @@ def test_ordinary_output_and_a_flood_of_another_link_pause_no_link() -> None:
         assert not flooding.done()
         await flooding
 
-    run(program, LONG_TURN_S / 10 / READ_BYTES)
+    run(program, ORDINARY_BYTE_S / 10)
