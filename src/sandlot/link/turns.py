@@ -4,9 +4,9 @@ Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the 
 long, so guests that send nothing else would use up the time of the event loop.
 
 Invariants:
-- The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A tenth of the passing time is free, for
+- The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A twentieth of the passing time is free, for
   calls with small messages. When 2 ms are exceeded, the link is not read for four times the excess. Such pauses of all links come one after the
-  other: guests that flood their links take about a fifth of the event loop's time together, and not a fifth of it each.
+  other: guests that flood their links take about a fifth of the event loop's time together beside their free times, and not a fifth of it each.
 - A link that had such a pause lately reads small chunks, so that other tasks wait about a millisecond at most.
 - Times of handling are processor times of the event loop's thread: a busy host causes no pause.
 """
@@ -22,9 +22,9 @@ READ_BYTES: Final = 64 * 1024
 """Maximum number of bytes that are read and handled at once. Equals the default capacity of a pipe (pipe(7))."""
 SLOW_READ_BYTES: Final = 4 * 1024
 """The same after a pause. The smallest frames of so many bytes are handled in 1.3 ms (measured)."""
-ORDINARY_BYTE_S: Final = 0.002 / READ_BYTES
-"""Time of handling for each byte that never counts. Ordinary output takes a tenth of it, and the smallest frames ten times as much (measured)."""
-FREE_SHARE: Final = 0.1
+ORDINARY_BYTE_S: Final = 0.001 / READ_BYTES
+"""Time of handling for each byte that never counts. Ordinary output takes a fifth of it, and the smallest frames five times as much (measured)."""
+FREE_SHARE: Final = 0.05
 MAX_EXCESS_S: Final = 0.002
 PAUSE: Final = 4
 """Length of a pause in relation to the excess before it."""

@@ -80,14 +80,14 @@ def test_calls_with_small_messages_pause_no_link() -> None:
     async def program(processor: Processor, turns: LinkTurns) -> None:
         loop = asyncio.get_running_loop()
         reader, paused_s = LinkReader(turns, processor.handle), 0.0
-        for _ in range(1000):  # a message takes 50 us, twice in a millisecond
+        for _ in range(1000):  # a message takes 25 us, twice in a millisecond
             await asyncio.sleep(0.0005)
             began_s = loop.time()
             await reader.handle(bytes(1))
             paused_s += loop.time() - began_s
         assert paused_s == 0
 
-    run(program, 0.00005)
+    run(program, 0.000025)
 
 
 def test_large_frames_that_arrive_in_small_chunks_pause_no_link() -> None:
