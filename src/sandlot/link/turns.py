@@ -4,8 +4,8 @@ Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the 
 long, so guests that send nothing else would use up the time of the event loop.
 
 Invariants:
-- The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A twentieth of the passing time is free, for
-  calls with small messages. When 2 ms are exceeded, the link is not read for four times the excess. Such pauses of all links come one after the
+- The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A twentieth of the passing time is free,
+  for calls with small messages. When 2 ms are exceeded, the link is not read for four times the excess. Such pauses of all links come one after the
   other: guests that flood their links take about a fifth of the event loop's time together beside their free times, and not a fifth of it each.
 - A link that had such a pause lately reads small chunks, so that other tasks wait about a millisecond at most.
 - Times of handling are processor times of the event loop's thread: a busy host causes no pause.
