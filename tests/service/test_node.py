@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandlot.host.cgroup_layout import cpu_weight
 from sandlot.host.cgroups import detect_layout
-from sandlot.host.service_cgroup import OOM_SCORE, PREFIX, WEIGHT
+from sandlot.host.service_cgroup import OOM_SCORE, PREFIX, weight
 from sandlot.model.specs import MIB
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.traces import NOTHING, node_of, sandbox_pids, settle
@@ -95,7 +94,7 @@ def test_request_above_the_capacity_is_invalid(service: LocalService) -> None:
 def test_service_has_its_own_control_group_and_children_leave_it(service: LocalService) -> None:
     group = f"/sandlot/{PREFIX}{node_of(service.data_dir)}"
     layout = detect_layout()
-    setting = cpu_weight(layout.version, WEIGHT)
+    setting = weight(layout.version)
     folder = layout.home("cpu") / group.lstrip("/")
     assert (folder / setting.file).read_text().strip() == setting.value
     assert [line.rpartition(":")[2] for line in Path(f"/proc/{service.pid}/cgroup").read_text().splitlines()].count(group) >= 1

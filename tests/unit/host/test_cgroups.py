@@ -103,7 +103,7 @@ def _all_limits(group: Cgroup) -> list[str]:
     return _values(group, *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "memory.max", "cpu.max"))
 
 
-@pytest.mark.parametrize("version,file,one,most", [(1, "cpu.shares", 1024, 262_144), (2, "cpu.weight", 100, 10_000)])
+@pytest.mark.parametrize(("version", "file", "one", "most"), [(1, "cpu.shares", 1024, 262_144), (2, "cpu.weight", 100, 10_000)])
 def test_weight_of_all_sandboxes_is_in_proportion_to_their_number(tmp_path: Path, version: int, file: str, one: int, most: int) -> None:
     layout = Layout(version, (Hierarchy(tmp_path, frozenset({"cpu"})),))
     weigh_all(layout)  # no sandlot group
