@@ -33,9 +33,6 @@ MEMORY_HIGH = "memory.high"
 SOCKET_BYTES = 32 * 1024**2
 """Limit of the buffers of TCP and UDP sockets of one group in version 1. Without the limit, one process in a container of 256 MiB took 2.2 GiB of the
 host's memory with 450 pairs of UDP sockets, and as much with TCP (Linux 6.18)."""
-_SHARES, _WEIGHT = 1024, 100
-"""Default processor weight of a group and of a process: cpu.shares of version 1 (sched-design-CFS), and cpu.weight of version 2 (cgroup-v2.rst)."""
-_MAX_SHARES, _MAX_WEIGHT = 262_144, 10_000
 _MIN_QUOTA_US = 1000
 """Least CPU quota that the kernel accepts, in microseconds per period (scheduler/sched-bwc.rst)."""
 
@@ -121,13 +118,6 @@ class Setting:
 def cpu_quota_us(cpus: float) -> int:
     """Return the CPU quota for a number of cores, in microseconds of processor time per :data:`CPU_PERIOD_US`."""
     return max(_MIN_QUOTA_US, round(cpus * CPU_PERIOD_US))
-
-
-def cpu_weight(version: int, weight: int) -> Setting:
-    """Return the setting that gives a group the processor weight of ``weight`` ordinary processes, or the kernel's maximum."""
-    if version == 1:
-        return Setting("cpu", "cpu.shares", str(min(weight * _SHARES, _MAX_SHARES)))
-    return Setting("cpu", "cpu.weight", str(min(weight * _WEIGHT, _MAX_WEIGHT)))
 
 
 def create_settings(version: int, limits: GroupLimits) -> tuple[Setting, ...]:

@@ -21,14 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from sandlot.host.cgroup_layout import (
     CHILD_CONTROLLERS,
-    GROUPS,
     MEMORY_HIGH,
     UNIFIED,
     GroupLimits,
     Layout,
     Setting,
     change_settings,
-    cpu_weight,
     create_settings,
     memory_settings,
     parse_flat_keyed,
@@ -136,7 +134,6 @@ class Cgroup:
                 self._make(hierarchy.mount, "cpuset" in hierarchy.controllers)
             for setting in create_settings(self._layout.version, limits):
                 self._write(setting.controller, setting.file, setting.value, optional=setting.optional)
-            weigh_all(self._layout)
         except OSError as error:
             raise HostError(
                 f"The host could not create the control group {self.name}: {error.strerror} ({error.filename}).",
@@ -356,7 +353,6 @@ class Cgroup:
                 for parent in self._relative.parents[:-1]:
                     with contextlib.suppress(OSError):
                         (hierarchy.mount / parent).rmdir()
-            weigh_all(self._layout)
         return gone
 
     def _make(self, mount: Path, is_cpuset: bool) -> None:  # noqa: FBT001 - private
@@ -422,22 +418,6 @@ class Cgroup:
         except OSError as error:
             error.filename = str(path)
             raise
-        finally:
-            os.close(handle)
-
-
-def weigh_all(layout: Layout) -> None:
-    """Give the group above all services of the host the processor weight of one ordinary process for each sandbox.
-
-    Otherwise all sandboxes and services together would get as much time as one process of the host, when time is scarce.
-    """
-    group = layout.home("cpu") / GROUPS.relative_to("/")
-    with contextlib.suppress(OSError):  # the last sandbox of the host is gone, and the group with it
-        sandboxes = sum(node.stat().st_nlink - 2 for node in group.iterdir() if node.is_dir())  # a folder has a link for each folder in it, and two
-        setting = cpu_weight(layout.version, max(1, sandboxes))
-        handle = os.open(group / setting.file, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(handle, setting.value.encode("ascii"))
         finally:
             os.close(handle)
 

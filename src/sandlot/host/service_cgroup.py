@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sandlot.host.capacity import group_of
-from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, UNIFIED, Hierarchy, Layout, cpu_weight
+from sandlot.host.cgroup_layout import CHILD_CONTROLLERS, GROUPS, UNIFIED, Hierarchy, Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.model.ids import NODE_ID, NodeId
 
@@ -39,6 +39,8 @@ OOM_SCORE = -500
 WEIGHT = 10
 """Share of processor time that the service gets when time is scarce, relative to 1 for all sandboxes of the node together."""
 
+_SHARES_V1, _WEIGHT_V2 = 1024, 100
+"""Default processor weight of a group: cpu.shares of version 1 (sched-design-CFS), and cpu.weight of version 2 (cgroup-v2.rst)."""
 _REMOVE_ATTEMPTS, _REMOVE_PAUSE_S = 10, 0.05
 _CONTROLLERS = ("cpu", "memory", "pids")
 """Controllers in whose hierarchies the service changes its group. In version 1 the service keeps its groups in all other hierarchies, because systemd
@@ -71,6 +73,14 @@ class Move:
         return self.mount / self.group
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Name of a file of a control group, and the value to write to the file."""
+
+    file: str
+    value: str
+
+
 def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
     """Return the moves of the service to its own control group, one for each hierarchy. Pure.
 
@@ -87,6 +97,13 @@ def moves(layout: Layout, node: NodeId, cgroup: str) -> tuple[Move, ...]:
             before = group_of(cgroup, controller)
             mounts[hierarchy.mount] = Move(hierarchy.mount, group, Path() if _is_own(PurePosixPath(before)) else before)
     return tuple(mounts.values())
+
+
+def weight(version: int) -> Setting:
+    """Return the setting that gives the service's group its processor weight. ``version`` is the version of control groups, 1 or 2. Pure."""
+    if version == 1:
+        return Setting("cpu.shares", str(WEIGHT * _SHARES_V1))
+    return Setting("cpu.weight", str(WEIGHT * _WEIGHT_V2))
 
 
 @contextlib.contextmanager
@@ -196,7 +213,7 @@ def _enter(move: Move, version: int) -> None:
                 for level in (move.mount, parent):
                     (level / "cgroup.subtree_control").write_text(CHILD_CONTROLLERS, encoding="ascii")
             move.folder.mkdir(exist_ok=True)
-            setting = cpu_weight(version, WEIGHT)
+            setting = weight(version)
             if (move.folder / setting.file).exists():
                 (move.folder / setting.file).write_text(setting.value, encoding="ascii")
             with contextlib.suppress(OSError):  # if the attribute cannot be set, leave_service_cgroup moves child processes to the root group

@@ -1,7 +1,7 @@
 """Share of the event loop's time that the links of a service have together.
 
-Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the smallest frames that a guest can send takes a hundred times as
-long, so guests that send nothing else would use up the time of the event loop.
+Most chunks of bytes are handled in a fraction of a millisecond. A chunk of the smallest frames that a guest can send takes 25 times as long,
+so guests that send nothing else would use up the time of the event loop.
 
 Invariants:
 - The time of handling that exceeds what ordinary output of the same size takes is added up for each link. A twentieth of the passing time is free,

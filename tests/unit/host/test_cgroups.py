@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from sandlot.host.cgroup_layout import GroupLimits, Hierarchy, Layout
-from sandlot.host.cgroups import Cgroup, GroupMemory, detect_layout, group_names, weigh_all
+from sandlot.host.cgroups import Cgroup, GroupMemory, detect_layout, group_names
 from sandlot.model.errors import ConflictError, HostError
 from sandlot.model.ids import new_node_id
 
@@ -101,29 +101,6 @@ def test_fork_bomb_cannot_escape_a_kill(group: Cgroup) -> None:
 
 def _all_limits(group: Cgroup) -> list[str]:
     return _values(group, *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "cpu.cfs_quota_us", "pids.max", "memory.max", "cpu.max"))
-
-
-@pytest.mark.parametrize(("version", "file", "one", "most"), [(1, "cpu.shares", 1024, 262_144), (2, "cpu.weight", 100, 10_000)])
-def test_weight_of_all_sandboxes_is_in_proportion_to_their_number(tmp_path: Path, version: int, file: str, one: int, most: int) -> None:
-    layout = Layout(version, (Hierarchy(tmp_path, frozenset({"cpu"})),))
-    weigh_all(layout)  # no sandlot group
-    (tmp_path / "sandlot" / "service-aaaa").mkdir(parents=True)
-    weight = tmp_path / "sandlot" / file
-    weight.touch()
-    for sandboxes, expected in ((0, one), (1, one), (3, 3 * one), (300, most)):
-        for number in range(sandboxes):
-            (tmp_path / "sandlot" / "ab"[number % 2] / str(number)).mkdir(parents=True, exist_ok=True)
-        weight.write_text("")
-        weigh_all(layout)
-        assert weight.read_text() == str(expected)
-
-
-def test_creating_a_group_weighs_all_sandboxes(group: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    weighed: list[bool] = []
-    monkeypatch.setattr("sandlot.host.cgroups.weigh_all", lambda _: weighed.append(group.exists()))
-    group.create(LIMITS)
-    assert group.remove()
-    assert weighed == [True, False]
 
 
 def test_failed_change_is_undone(group: Cgroup, tmp_path: Path) -> None:
