@@ -42,6 +42,7 @@ RIGHT: Mapping[str, Asked] = {
     "GET /v1/sandboxes/{sandbox}/files/content": Asked(query=PATH),
     "PUT /v1/sandboxes/{sandbox}/files/content": Asked(content=b"x", query=PATH),
     "GET /v1/sandboxes/{sandbox}/files/stat": Asked(query=PATH),
+    "GET /v1/sandboxes/{sandbox}/files/realpath": Asked(query=PATH),
     "POST /v1/sandboxes/{sandbox}/files/directories": Asked({"path": "/workspace/folder"}),
     "POST /v1/sandboxes/{sandbox}/files/move": Asked({"path": "/workspace/file", "to": "/workspace/file", "overwrite": True}),
     "GET /v1/sandboxes/{sandbox}/files/exists": Asked(query=PATH),
