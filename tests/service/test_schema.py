@@ -245,6 +245,7 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "files_list_directory": FOLDER,
     "files_delete": lambda world: {"query": {"path": world.sandbox.files.write("/workspace/doomed", "x").path}},
     "files_exists": FILE,
+    "files_realpath": FILE,
     "files_stat": FILE,
     "files_create_directory": {"body": {"path": "/workspace/made"}},
     "files_move": {"body": {"path": "/workspace/folder/file", "to": "/workspace/folder/file", "overwrite": True}},

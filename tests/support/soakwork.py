@@ -263,7 +263,7 @@ WORK = (
     Work("bad requests", bad_requests),
     Work("memory bomb", memory_bomb, 2, OOM, last=True),
     Work("fork bomb", fork_bomb, 2, OOM, last=True),
-    Work("disk bomb", disk_bomb, 2),
+    Work("disk bomb", disk_bomb, 2, last=True),  # a restart in the middle leaves the disk full
     Work("processor bomb", processor_bomb, 1),
     Work("descriptor bomb", descriptor_bomb, 1, OOM, last=True),
     Work("kill everything", kill_everything, 2, frozenset({"killed", "exited", "crashed"}), last=True),

@@ -109,7 +109,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
         oom.on_commands(running=False)
 
     processes = ProcessManager(loop, spawner, rpc, on_first_command, on_commands_ended)
-    oom.on_kill = processes.add_note
+    oom.on_kill = processes.on_memory_kill
     files, tunnels = FileService(loop, rpc), TunnelService(loop)
     wake_scripts = WakeScripts(loop, spawner, identity, rpc)
     lifecycle = GuestLifecycle(loop, link, router, rpc, identity, pid_limit, processes, kernels, oom, wake_scripts)

@@ -126,11 +126,16 @@ class ProcessManager:
         """Return the processes that the host has started and that were not reaped yet."""
         return [process for process in self._by_id.values() if process.running]
 
-    def add_note(self, pid: int, text: str) -> None:
-        """Add a line to the output of the running process with a pid. Does nothing if no such process was started by the host."""
+    def on_memory_kill(self, pid: int, text: str) -> None:
+        """Handle that the running process with a pid, or a descendant, was killed for lack of memory.
+
+        Args:
+            pid: Pid of the process. Nothing happens if no such process was started by the host.
+            text: Line for its output.
+        """
         for process in self._by_id.values():
             if process.pid == pid and process.running:
-                process.add_note(text)
+                process.on_memory_kill(text)
 
     def forget_finished(self) -> None:
         """Forget all finished processes. Called in a copy of a sandbox, because these processes belong to the original."""

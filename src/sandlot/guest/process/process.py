@@ -50,6 +50,7 @@ class Process:
         "_cpu_s",
         "_input_calls",
         "_is_input_report_due",
+        "_lacked_memory",
         "_loop",
         "_on_ended",
         "_peak_bytes",
@@ -93,6 +94,7 @@ class Process:
         self._is_input_report_due = False
         self.timer: Timer | None = None
         self._reason: str | None = None
+        self._lacked_memory = False
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.finished = False
@@ -272,8 +274,13 @@ class Process:
         if self.running:
             self._reason = reason
 
-    def add_note(self, text: str) -> None:
-        """Add a line of the guest to standard error, or to the output of the terminal."""
+    def on_memory_kill(self, text: str) -> None:
+        """Handle that this process or a descendant was killed for lack of memory.
+
+        Args:
+            text: Line for standard error, or for the output of the terminal.
+        """
+        self._lacked_memory = True
         channel, end = (STDOUT, "\r\n") if self.is_terminal else (STDERR, "\n")
         self.outputs.buffers[channel].append((text + end).encode())
         self.pump()
@@ -295,7 +302,7 @@ class Process:
             self._reason = self._reason or "signalled"
         else:
             self.exit_code = os.WEXITSTATUS(status)
-            self._reason = self._reason or "exited"
+            self._reason = self._reason or ("oom" if self._lacked_memory and self.exit_code else "exited")
         if self.input is not None:
             self.input.close()
         for pipe in self.pipes:
