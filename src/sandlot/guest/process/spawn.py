@@ -131,16 +131,12 @@ def spawn(
         RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
     """
     if len(argv) == _SHELL_WORDS and argv[0] == BASH and argv[1] == "-c" and (plain := plain_commands.parse(argv[2], env, cwd)) is not None:
-        pid, failure = _fork_and_wait_for_exec(plain.argv, plain.env, cwd, account, fds, keep, terminal=terminal, path=plain.path)
+        pid, failure = _start(plain.argv, plain.env, cwd, account, fds, keep, terminal=terminal, path=plain.path)
         if not failure:
-            _prefer_for_oom_kill(pid)
             return pid
-        os.waitpid(pid, 0)
-    pid, failure = _fork_and_wait_for_exec(argv, env, cwd, account, fds, keep, terminal=terminal)
+    pid, failure = _start(argv, env, cwd, account, fds, keep, terminal=terminal)
     if not failure:
-        _prefer_for_oom_kill(pid)
         return pid
-    os.waitpid(pid, 0)
     if argv[0] == BASH and not os.path.exists(BASH):
         # Pass /bin/sh as argv[0] too: the image's sh may be busybox, which chooses what to run by argv[0].
         return spawn((SH, *argv[1:]), env, cwd, account, fds, keep, terminal=terminal)
@@ -158,7 +154,7 @@ def search_path(program: str, env: dict[str, str]) -> list[bytes]:
     return [os.fsencode(os.path.join(directory or ".", program)) for directory in directories]
 
 
-def _fork_and_wait_for_exec(
+def _start(
     argv: Sequence[str],
     env: dict[str, str],
     cwd: str,
@@ -169,7 +165,7 @@ def _fork_and_wait_for_exec(
     terminal: bool,
     path: str | None = None,
 ) -> tuple[int, bytes]:
-    """Start a program, and wait until its exec(2) has succeeded or failed.
+    """Start a program, and wait until its exec(2) has succeeded or failed. After a failure, the child is reaped.
 
     Returns:
         Pid of the child, and the failure report that ``fork_exec`` has written. The report is empty if exec(2) has succeeded.
@@ -206,9 +202,13 @@ def _fork_and_wait_for_exec(
         report = b""
         while piece := os.read(status_read, 4096):
             report += piece
-        return pid, report
     finally:
         os.close(status_read)
+    if report:
+        os.waitpid(pid, 0)
+    else:
+        _prefer_for_oom_kill(pid)
+    return pid, report
 
 
 def _fork_exec(
