@@ -14,7 +14,6 @@ import pytest
 
 from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.node import Node
-from sandlot.core.pools.models import DEFAULT_POOLS
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import DEFAULT_CACHE
@@ -125,7 +124,7 @@ async def serving(
     """
     is_real = isinstance(driver, BareDriver)
     chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE if is_real else folder / "cache")
-    if chosen.pools == DEFAULT_POOLS:
+    if chosen.pools is None:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()
     async with AsyncExitStack() as opened:

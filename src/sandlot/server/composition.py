@@ -48,7 +48,7 @@ from sandlot.core.node import Node
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
-from sandlot.core.pools.models import PoolSpec
+from sandlot.core.pools.models import PoolSpec, default_pools
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.pools.refill import PoolRefiller
@@ -246,7 +246,9 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         contexts = ContextService(registry)
 
         # Pools
-        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), settings.pools, policy.isolation_default)
+        capacity = await reservations.capacity()
+        pool_configs = default_pools(capacity.allocatable.memory_bytes) if settings.pools is None else settings.pools
+        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), pool_configs, policy.isolation_default)
         template_snapshots = TemplateSnapshotManager(
             cache=TemplateSnapshotCache(settings.cache_dir),
             drivers=driver_set,
@@ -262,7 +264,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             owners=PoolOwners(api_keys.principal_of, reservations.live_limits),
             snapshots=template_snapshots,
             # An operator who configures no pools does not want a template snapshot either.
-            extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if settings.pools else [],
+            extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if pool_configs else [],
             drivers=driver_set,
             templates=template_set,
             resolver=resolver,

@@ -21,7 +21,7 @@ from pydantic import PlainValidator, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.pools.models import DEFAULT_POOLS, PoolConfig, parse_pools
+from sandlot.core.pools.models import PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.core.resources.reservations import OvercommitConfig
 from sandlot.drivers.registry import driver_names
@@ -187,8 +187,8 @@ class Settings:
         isolation_allowed: Isolations that create requests may choose.
         max_sandboxes: Largest number of live sandboxes, 1 to 10,000.
         max_creates: Largest number of sandboxes that start at the same time, 1 to 64.
-        pools: Warm pools ``TEMPLATE=WARM[:MAX][+PREPARED]``, or ``none``. Default: one warm ``code-interpreter``, growing to 4, once its image
-            exists.
+        pools: Warm pools ``TEMPLATE=WARM[:MAX][+PREPARED]``, or ``none``. Default: one warm ``code-interpreter`` and one warm ``base``, each growing
+            to one for each 2 GiB of memory, at most 4, once the image exists.
         memory_ratio: Ratio of memory that can be reserved to the memory of the host, 0.01 to 100.
         disk_ratio: The same for the disk of the data directory. With at most 1, each disk of a sandbox or volume has its space on the host from the
             beginning. With more than 1, disks take space as they are written, and sandboxes that fill their disks can fill the host's.
@@ -229,7 +229,7 @@ class Settings:
     isolation_allowed: Annotated[tuple[str, ...], PlainValidator(_isolations), NoDecode] = ("gvisor",)
     max_sandboxes: Annotated[int, _whole(1, 10_000)] = 50
     max_creates: Annotated[int, _whole(1, 64)] = 4
-    pools: Annotated[tuple[PoolConfig, ...], PlainValidator(_pools), NoDecode] = DEFAULT_POOLS
+    pools: Annotated[tuple[PoolConfig, ...] | None, PlainValidator(_pools), NoDecode] = None
     memory_ratio: _Ratio = 1.0
     disk_ratio: _Ratio = 1.0
     pids_ratio: _Ratio = 1.0

@@ -120,7 +120,7 @@ def test_file_has_the_types_of_toml_and_the_texts_of_variables(config_file: Path
     )
     settings = Settings.load({})
     assert (settings.webhooks_allow, settings.isolation_allowed) == ((ip_network("10.0.0.0/8"),), ("container", "gvisor"))
-    assert ([str(pool.spec.template.name) for pool in settings.pools], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
+    assert ([str(pool.spec.template.name) for pool in settings.pools or ()], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
 
 
 def test_sandlot_config_names_another_file_which_must_exist(config_file: Path, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ may have a larger disk."""
 _ID_CHARS: Final = 12
 _SETTING: Final = re.compile(r"(?P<template>[^=:+,\s]+)=(?P<warm>\d{1,4})(?::(?P<max>\d{1,4}))?(?:\+(?P<prepared>\d{1,4}))?")
 _NO_POOLS: Final = "none"
+_MEMORY_PER_WARM: Final = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class PoolConfig:
     Args:
         sizes: Sizes of the pool. None: a request has deleted the pool. It stays deleted, even if the settings name it.
         owner: Owner of the pool; ``LOCAL`` for a shared pool.
-        is_implied: True for a pool of ``DEFAULT_POOLS``. These pools exist if no setting names pools, and are filled only if the image of
+        is_implied: True for a pool of :func:`default_pools`. These pools exist if no setting names pools, and are filled only if the image of
             their template is built already.
     """
 
@@ -115,12 +116,19 @@ class PoolConfig:
         return PoolId(self.owner, self.spec)
 
 
-DEFAULT_POOLS: Final = (
-    PoolConfig(PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), AUTO, Limits()), PoolSizes(warm=1, max=DEFAULT_MAX, prepared=1), is_implied=True),
-)
-"""Pools of a service whose settings name no pools. A warm sandbox takes about 100 MiB of memory and no processor time, and serves an agent's first
-request. A machine with 2 cores and 4 GiB has room for four warm sandboxes, and evicts them for other sandboxes. A prepared sandbox takes about
-20 MiB and shortens each wake, fork and restore by a tenth of a second."""
+def default_pools(memory_bytes: int) -> tuple[PoolConfig, ...]:
+    """Return the pools of a service whose settings name no pools: one warm sandbox of each template that clients create by default.
+
+    A warm sandbox takes 35 to 90 MiB of memory and no processor time, and is evicted when another sandbox needs its room. A prepared sandbox takes
+    about 20 MiB and shortens each wake, fork and restore by a tenth of a second.
+
+    Args:
+        memory_bytes: Memory that all sandboxes of the node together can reserve. For each :data:`_MEMORY_PER_WARM` of it, each pool may grow to one
+            warm sandbox, at least to one and at most to ``DEFAULT_MAX``. A node on which the pools cannot grow has no prepared sandbox.
+    """
+    most = min(DEFAULT_MAX, max(1, memory_bytes // _MEMORY_PER_WARM))
+    sizes = {DEFAULT_TEMPLATE: PoolSizes(warm=1, max=most, prepared=min(1, most - 1)), "base": PoolSizes(warm=1, max=most)}
+    return tuple(PoolConfig(PoolSpec(TemplateRef(LOCAL, name), AUTO, Limits()), each, is_implied=True) for name, each in sizes.items())
 
 
 def parse_pools(text: str, templates: Collection[str] | None = None) -> tuple[PoolConfig, ...]:

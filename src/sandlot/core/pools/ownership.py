@@ -156,9 +156,12 @@ def serving_pools(pools: Iterable[Pool], spec: PoolSpec, owner: OwnerId) -> list
     return sorted((pool for pool in pools if pool.owner in {owner, LOCAL} and pool.spec.serves(spec)), key=lambda pool: pool.owner == LOCAL)
 
 
-def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int]:
-    """Return the sort key by which pools are filled: shared pools first, then private pools of the owners with the fewest warm sandboxes."""
-    return pool.is_private, sum(each.total_warm for each in pools if each.owner == pool.owner)
+def fill_priority(pool: Pool, pools: Iterable[Pool]) -> tuple[bool, int, int]:
+    """Return the sort key by which pools are filled: shared pools first, then private pools of the owners with the fewest warm sandboxes.
+
+    Of the pools of one owner, the pool with the fewest warm sandboxes is filled first.
+    """
+    return pool.is_private, sum(each.total_warm for each in pools if each.owner == pool.owner), pool.total_warm
 
 
 def quota_left(quota: Quota, live: Sequence[Limits], warm: Sequence[Limits], limits: Limits) -> int | None:

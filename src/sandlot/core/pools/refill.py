@@ -387,7 +387,7 @@ class PoolRefiller:
         """Return True if fills of a pool can start now.
 
         The driver must be able to freeze sandboxes. If the driver can take snapshots, the template snapshot must be ready. If the driver cannot
-        take snapshots and the pool is one of ``DEFAULT_POOLS``, the root filesystem image of its template must be built already.
+        take snapshots and the pool is one of ``default_pools``, the root filesystem image of its template must be built already.
         """
         if pool.spec.isolation not in self._drivers:
             return False

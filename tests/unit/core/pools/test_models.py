@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.core.pools.models import (
-    DEFAULT_POOLS,
     SNAPSHOT_DISK_BYTES,
     PoolConfig,
     PoolId,
     PoolSpec,
     TemplateSnapshotSpec,
+    default_pools,
     parse_pools,
     snapshot_inputs,
     snapshot_key,
@@ -23,7 +23,7 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
-from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, MIB, Limits, RootFs, TemplateRef
+from sandlot.model.specs import GIB, MIB, Limits, RootFs, TemplateRef
 
 SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits())
 TEMPLATE = ResolvedTemplate(root=RootFs("a" * 64, Path("/roots/a")), env={"PATH": "/bin", "LANG": "C.UTF-8"})
@@ -136,12 +136,15 @@ def test_invalid_setting_is_refused(text: str) -> None:
         parse_pools(text, {"base"})
 
 
-def test_default_pool_is_small_and_implied() -> None:
-    (default,) = DEFAULT_POOLS
+@pytest.mark.parametrize("memory_gib, most, prepared", [(0, 1, 0), (3, 1, 0), (4, 2, 1), (7, 3, 1), (8, 4, 1), (256, 4, 1)])
+def test_default_pools_grow_with_the_memory_of_the_node(memory_gib: int, most: int, prepared: int) -> None:
+    pools = {config.spec.template.name: config for config in default_pools(memory_gib * GIB)}
 
-    assert (default.spec.template.name, default.is_implied) == (DEFAULT_TEMPLATE, True)
-    assert default.sizes is not None
-    assert default.sizes.warm == 1
+    assert {name: config.sizes for name, config in pools.items()} == {
+        "code-interpreter": PoolSizes(1, most, prepared),
+        "base": PoolSizes(1, most),
+    }
+    assert all(config.is_implied for config in pools.values())
 
 
 # Template snapshots ---------------------------------------------------------------------------------------------------

@@ -143,7 +143,14 @@ def test_shared_pools_are_filled_first_and_then_those_of_the_owner_with_the_fewe
     shared, annes, annes_other, bobs = pool(ages_s=(1.0, 2.0, 3.0)), pool(ANNE, ages_s=(1.0,)), pool(ANNE, "other"), pool(BOB)
     pools = [annes, annes_other, bobs, shared]
 
-    assert sorted(pools, key=lambda each: ownership.fill_priority(each, pools)) == [shared, bobs, annes, annes_other]
+    assert sorted(pools, key=lambda each: ownership.fill_priority(each, pools)) == [shared, bobs, annes_other, annes]
+
+
+def test_shared_pool_with_the_fewest_warm_sandboxes_is_filled_first() -> None:
+    grown, empty, one = pool(ages_s=(1.0, 2.0)), pool(template="empty"), pool(template="one", ages_s=(1.0,))
+    pools = [grown, one, empty]
+
+    assert sorted(pools, key=lambda each: ownership.fill_priority(each, pools)) == [empty, one, grown]
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
