@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pandastack import Client as PandaStack
 from tensorlake.sandbox import SandboxClient as Tensorlake
 
 from sandlot.core.pools.models import default_pools
-from sandlot.model.pools import StartPath
+from sandlot.model.pools import PoolSizes, StartPath
 from sandlot.sdk.compat.sandboxapi import SandboxAPI
 from sandlot.server.process import serve_in_background
 from sandlot.server.settings import Settings
@@ -25,15 +26,30 @@ from tests.support.pools import live_pools
 from tests.support.service import Bench, bench
 from tests.support.until import until
 
-SMALL_NODE = default_pools(0)
+POOLS = [replace(config, sizes=PoolSizes(warm=8, max=8)) for config in default_pools(0)]
+"""The default pools, with a warm sandbox for each create of the tests."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A service whose default pools are full, and a key for it."""
+
+    bench: Bench
+    url: str
+    key: str
+
+    def claims(self) -> dict[str, dict[StartPath, int]]:
+        """The claims of the pools by template."""
+        return {pool.spec.template.name: dict(pool.claims) for pool in live_pools(self.bench.node).values()}
 
 
 @pytest.fixture
-async def pooled(folder: Path) -> AsyncIterator[Bench]:
-    """A service whose default pools are full."""
-    async with bench(folder, Settings(pools=SMALL_NODE)) as opened:
-        await until(lambda: all(pool.ready for pool in live_pools(opened.node).values()))
-        yield opened
+async def pooled(folder: Path) -> AsyncIterator[Pooled]:
+    tcp = listener.tcp_socket("127.0.0.1", 0)
+    async with bench(folder, Settings(pools=tuple(POOLS))) as opened, serve_in_background(opened.service, [tcp]):
+        _, key = await opened.service.api_keys.create("client")
+        await until(lambda: all(len(pool.ready) == pool.sizes.warm for pool in live_pools(opened.node).values()))
+        yield Pooled(opened, f"http://127.0.0.1:{tcp.getsockname()[1]}", key)
 
 
 def e2b(url: str, key: str) -> None:
@@ -81,11 +97,9 @@ def tensorlake(url: str, key: str) -> None:
         (tensorlake, "code-interpreter"),
     ],
 )
-async def test_default_create_of_each_client_is_a_claim(create: Callable[[str, str], None], template: str, pooled: Bench) -> None:
-    _, key = await pooled.service.api_keys.create("client")
-    tcp = listener.tcp_socket("127.0.0.1", 0)
-    async with serve_in_background(pooled.service, [tcp]):
-        await asyncio.to_thread(create, f"http://127.0.0.1:{tcp.getsockname()[1]}", key)
+async def test_default_create_of_each_client_is_a_claim(create: Callable[[str, str], None], template: str, pooled: Pooled) -> None:
+    before = pooled.claims()
 
-    claims = {pool.spec.template.name: pool.claims for pool in live_pools(pooled.node).values()}
-    assert claims == {"base": {}, "code-interpreter": {}} | {template: {StartPath.WARM: 1}}
+    await asyncio.to_thread(create, pooled.url, pooled.key)
+
+    assert pooled.claims() == before | {template: {StartPath.WARM: before[template].get(StartPath.WARM, 0) + 1}}

@@ -161,13 +161,19 @@ class PoolRefiller:
                 await self._refill_all()
             except Exception:  # noqa: BLE001 - create requests succeed without pools, and the next check tries again
                 _log.exception("pools.internal_error")
-            tick = asyncio.create_task(self._notify_after(TICK_S))
+            tick = asyncio.create_task(self._notify_after(self._next_check_s()))
             self._is_waiting = True
             try:
                 await self._notified.wait()
             finally:
                 self._is_waiting = False
                 tick.cancel()
+
+    def _next_check_s(self) -> float:
+        """Return the seconds until the next check of the pools: ``TICK_S``, or less if the pause after a fill or a failure ends before."""
+        now_s = self._clock.monotonic_s()
+        ends_s = [*self._rest_until_s.values(), *(pool.not_before_s for pool in self._registry.pools.values())]
+        return min([TICK_S, *(end_s - now_s for end_s in ends_s if end_s > now_s)])
 
     async def _notify_after(self, seconds: float) -> None:
         await self._clock.sleep_until(self._clock.monotonic_s() + seconds)

@@ -127,6 +127,19 @@ async def test_pause_after_filling_a_private_pool_does_not_delay_shared_ones(sta
         assert (len(private.ready), len(shared.ready)) == (1, 1)
 
 
+async def test_next_fill_begins_when_the_pause_after_the_last_one_ends(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "rest_s", lambda _: 0.25)
+    async with open_node(state) as node:
+        pool = await shared_pool(node, warm=policy.MAX_FILLS + 1)
+        node.clock.advance(1.0)
+        await node.pools.run_until_idle()
+        assert len(pool.ready) == policy.MAX_FILLS
+
+        node.clock.advance(0.25)
+
+        await settled(lambda: len(pool.ready) == policy.MAX_FILLS + 1)
+
+
 async def test_unfinished_private_warm_sandbox_is_evicted_before_a_shared_one(state: NodeState) -> None:
     async with open_node(state, memory_bytes=5 * GIB, memory_reserve_bytes=0) as node:
         shared = await shared_pool(node, warm=1)
