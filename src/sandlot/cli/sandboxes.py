@@ -51,7 +51,8 @@ def create(  # noqa: PLR0913 - each is an option
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Seconds until the timeout. (default: 300)")] = None,
     on_timeout: Annotated[
-        str | None, typer.Option("--on-timeout", metavar="ACTION", help="Action at the timeout: kill, pause or hibernate. (default: kill)")
+        str | None,
+        typer.Option("--on-timeout", metavar="ACTION", help="Action at the timeout: kill, pause, hibernate or hibernate_files. (default: kill)"),
     ] = None,
     auto_resume: Annotated[
         bool | None,
@@ -161,7 +162,9 @@ def update(  # noqa: PLR0913 - each is an option
     sandbox: SandboxId,
     timeout: Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Seconds from now until the timeout.")] = None,
     persistent: Annotated[bool, typer.Option("--persistent", help="Remove the timeout.")] = False,
-    on_timeout: Annotated[str | None, typer.Option("--on-timeout", metavar="ACTION", help="Action at the timeout: kill, pause or hibernate.")] = None,
+    on_timeout: Annotated[
+        str | None, typer.Option("--on-timeout", metavar="ACTION", help="Action at the timeout: kill, pause, hibernate or hibernate_files.")
+    ] = None,
     auto_resume: Annotated[
         bool | None, typer.Option("--auto-resume/--no-auto-resume", help="Resume a paused or hibernated sandbox at the next request.")
     ] = None,

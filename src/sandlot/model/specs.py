@@ -63,6 +63,8 @@ class OnTimeout(StrEnum):
     """Freeze the sandbox. It keeps its memory."""
     HIBERNATE = "hibernate"
     """Save the sandbox to disk and free its memory."""
+    HIBERNATE_FILES = "hibernate_files"
+    """Save only the files of the sandbox to disk and end its processes. The sandbox boots at its next resume."""
 
 
 class SnapshotKind(StrEnum):

@@ -40,7 +40,6 @@ def refused(answer: httpx.Response, word: str) -> None:
 @cases(
     "field, value, word",
     [
-        ("autoPauseMemory", False, "without memory"),
         ("iam", {"tokens": {"aws": {"audience": "x"}}}, "identity"),
         ("iam", {"other": True}, "identity"),
         ("allowOut", ["8.8.8.8"], "allowed addresses"),

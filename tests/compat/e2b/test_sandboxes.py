@@ -274,6 +274,20 @@ def test_pause_without_memory_keeps_the_files(opts: Opts) -> None:
     again.kill()
 
 
+def test_timeout_without_memory_keeps_the_files(opts: Opts) -> None:
+    made = Sandbox.create(timeout=600, lifecycle={"on_timeout": {"action": "pause", "mode": "filesystem"}}, **opts)
+    made.files.write("kept", "by the user")
+    made.commands.run("sleep 600", background=True)
+    first = made.commands.run(BOOT).stdout
+    made.set_timeout(1)
+    settle(lambda: made.get_info().state, SandboxState.PAUSED)
+    assert made.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": False}
+    made.connect()
+    assert (made.files.read("kept"), "sleep 600" in str(made.commands.list())) == ("by the user", False)
+    assert made.commands.run(BOOT).stdout != first
+    made.kill()
+
+
 def test_calls_of_older_clients_are_served(api: AuthenticatedClient, opts: Opts, sandbox: Sandbox) -> None:
     assert re.fullmatch("e2b_[0-9a-f]{64}", opts["api_key"])  # they refuse other keys
     made = post_sandboxes.sync_detailed(client=api, body=NewSandbox(template_id="base", metadata={"old": "1"}, secure=True)).parsed

@@ -97,10 +97,17 @@ def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snaps
         metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},
         timeout_s=default_timeout_s if body.timeout is None else timeout_s(body.timeout),
         network=network_policy(allow=body.allow_internet_access, network=body.network),
-        on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
+        on_timeout=on_timeout(body),
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
     )
+
+
+def on_timeout(body: CreateSandboxRequest) -> OnTimeout:
+    """Return the action at the timeout."""
+    if not body.auto_pause:
+        return OnTimeout.KILL
+    return OnTimeout.HIBERNATE if body.auto_pause_memory else OnTimeout.HIBERNATE_FILES
 
 
 def timeout_s(seconds: float) -> float:
@@ -114,8 +121,6 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
     Raises:
         UnsupportedError: The request has such an option.
     """
-    if not body.auto_pause_memory:
-        raise _unsupported("A pause without memory at the timeout", "Pause the sandbox with memory=false before its timeout.", "autoPauseMemory")
     if any((body.iam or {}).values()):
         raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
 

@@ -307,7 +307,12 @@ async def expire(supervisor: SandboxSupervisor) -> None:
     again after ``EXPIRY_RETRY_S``.
     """
     sandbox = supervisor.sandbox
-    operations = {OnTimeout.HIBERNATE: (hibernate, pause), OnTimeout.PAUSE: (pause,), OnTimeout.KILL: ()}[sandbox.spec.on_timeout]
+    operations = {
+        OnTimeout.HIBERNATE: (hibernate, pause),
+        OnTimeout.HIBERNATE_FILES: (hibernate_files, pause),
+        OnTimeout.PAUSE: (pause,),
+        OnTimeout.KILL: (),
+    }[sandbox.spec.on_timeout]
     if sandbox.state in SUSPENDED:
         sandbox.request_end(Exit(ExitReason.KILLED, "it was suspended for as long as the operator allows"))
     elif not operations:

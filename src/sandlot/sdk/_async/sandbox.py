@@ -114,7 +114,7 @@ class AsyncSandbox:
             timeout: Seconds until the timeout, at most 7 days. Default: 300.
             persistent: Create the sandbox without a timeout.
             idle_timeout: Seconds without activity after which ``on_timeout`` applies. Default: none.
-            on_timeout: Action at the timeout: ``kill`` (default), ``pause`` or ``hibernate``.
+            on_timeout: Action at the timeout: ``kill`` (default), ``pause``, ``hibernate`` or ``hibernate_files``, which keeps only the files.
             auto_resume: Let the next request resume the sandbox while it is paused or hibernated. Default: True.
             cpus: CPU cores; fractions are allowed. Default: 1.
             memory: Memory limit in bytes, or as text such as ``"512M"`` or ``"2G"``. Default: 1 GiB.
@@ -412,7 +412,7 @@ class AsyncSandbox:
             timeout: Seconds from now until the timeout, at most 7 days.
             persistent: True removes the timeout.
             idle_timeout: Seconds without activity after which ``on_timeout`` applies; 0 removes the idle timeout.
-            on_timeout: Action at the timeout: ``kill``, ``pause`` or ``hibernate``.
+            on_timeout: Action at the timeout: ``kill``, ``pause``, ``hibernate`` or ``hibernate_files``.
             auto_resume: Let the next request resume the sandbox while it is paused or hibernated.
             name: New name, unique among the caller's live sandboxes.
             metadata: New metadata; it replaces all entries.

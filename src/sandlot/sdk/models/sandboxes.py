@@ -63,7 +63,7 @@ class SandboxInfo:
         exit_reason: Reason why it ended: ``exited``, ``oom``, ``disk``, ``killed`` or ``crashed``; None while it lives.
         exit_detail: Details of the reason, for people.
         fault: Fault class if the sandbox failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
-        on_timeout: Action at the timeout: ``kill``, ``pause`` or ``hibernate``.
+        on_timeout: Action at the timeout: ``kill``, ``pause``, ``hibernate`` or ``hibernate_files``.
         auto_resume: True if a request resumes the sandbox while it is suspended.
         snapshot: Id of the snapshot that it was started from.
         parent: Id of the sandbox that it is a fork of.

@@ -40,7 +40,7 @@ MAX_FILE_IDS = 100
 FIELDS_OF_SNAPSHOT = ("template", "isolation")
 """Fields of a create request that a snapshot determines."""
 
-OnTimeoutName = Literal["kill", "pause", "hibernate"]
+OnTimeoutName = Literal["kill", "pause", "hibernate", "hibernate_files"]
 
 RestoredFrom = Literal["memory", "files"]
 
@@ -114,7 +114,8 @@ class CreateSandboxRequest(RequestModel):
     timeout: float | None = Field(default=None, description=f"Seconds until the timeout of the sandbox. Default: {DEFAULT_TIMEOUT_S:g}.")
     on_timeout: OnTimeoutName = Field(
         default="kill",
-        description="Action at the timeout: end the sandbox, freeze it (`pause`), or write its memory to disk and free it (`hibernate`).",
+        description="Action at the timeout: end the sandbox, freeze it (`pause`), write its memory to disk and free it (`hibernate`), or keep only "
+        "its files, so that it boots at its next resume (`hibernate_files`).",
     )
     auto_resume: bool = Field(
         default=True, description="Let the next request resume the paused or hibernated sandbox. If false, such a request is refused with 409."

@@ -40,7 +40,6 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
 @cases(
     "more",
     [
-        {"autoPauseMemory": False},
         {"iam": {"tokens": {"x": {}}}},
         {"iam": {"other": 1}},
         {"network": {"allowOut": ["1.1.1.1"]}},

@@ -349,6 +349,29 @@ async def test_sandbox_without_memory_boots_with_its_files(node: MemoryNode, san
             await node.services.processes.get(OPERATOR, sandbox.id, process)
 
 
+async def test_sandbox_without_memory_at_its_timeout_boots_with_its_files(node: MemoryNode, applied: list[Path]) -> None:
+    sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE_FILES))
+    process = (await node.services.processes.launch(OPERATOR, sandbox.id, ProcessSpec(shell_argv("sleep 1000")))).process
+    node.clock.advance(51)
+    await settled(lambda: is_in(sandbox, State.HIBERNATED))
+    await settled(lambda: node.driver.leftovers() == [])
+
+    with pytest.raises(NotFoundError):
+        await node.services.processes.wait(OPERATOR, sandbox.id, process, timeout_s=0)
+    assert is_in(sandbox, State.RUNNING)
+    assert len(applied) == 1
+
+
+async def test_sandbox_whose_files_cannot_be_written_at_its_timeout_is_paused(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pack(*_: object) -> int:
+        raise LimitError("the disk is full", code=ErrorCode.NODE_DISK_FULL)
+
+    monkeypatch.setattr(overlay, "pack_overlay", pack)
+    sandbox = await node.sandboxes.create(OPERATOR, replace(BASE, timeout_s=50, on_timeout=OnTimeout.HIBERNATE_FILES))
+    node.clock.advance(51)
+    await settled(lambda: is_in(sandbox, State.PAUSED))
+
+
 async def test_sandbox_whose_files_cannot_be_written_keeps_running(node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     async def pack(*_: object) -> int:
         raise LimitError("the disk is full", code=ErrorCode.NODE_DISK_FULL)
