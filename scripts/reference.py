@@ -318,7 +318,7 @@ A template is a root filesystem image that Sandlot builds from Debian and Python
 `template` of a create request names one; the default is `{default}`. `sandlot template ls` and `GET /v1/templates` list them."""
 _TEMPLATE_PROPERTIES = (
     ("System", "Debian 12 (bookworm) with Python 3.11, without manuals and translations"),
-    ("Users", "`user` (id 1000, home `/home/user`), the default for commands, code and files; `root`; `sudo` needs no password"),
+    ("Users", "`user` (id 1000, home `/home/user`), the default for commands, code and files; `root`; Debian's own users; `sudo` needs no password"),
     ("Working directory", f"`{specs.WORKSPACE}`, which belongs to `user`"),
     ("Other directories", "`/output` and `/usr/local` belong to `user`; `/tmp` and `/var/tmp` are open to all users"),
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),

@@ -98,10 +98,10 @@ async def _unused(service: RunningService) -> bool:
 async def test_volume_takes_no_more_than_its_size(service: RunningService, state_dir: Path, base: CreateSandboxParams) -> None:
     await made(service)
     sandbox = await make(service, replace(base, volumes=(DATA,)))
-    for user in User:
-        said = await fails(service.node, sandbox, f"dd if=/dev/zero of=/data/{user} bs=1M count=24", user)
+    for user in (User.USER, User.ROOT):
+        said = await fails(service.node, sandbox, f"dd if=/dev/zero of=/data/{user.value} bs=1M count=24", user)
         assert "No space left on device" in said
-        written = int(await shell(service.node, sandbox, f"stat -c %s /data/{user}; rm -f /data/{user}"))
+        written = int(await shell(service.node, sandbox, f"stat -c %s /data/{user.value}; rm -f /data/{user.value}"))
         assert SIZE <= written < 1.1 * SIZE
     assert await shell(service.node, sandbox, "echo 1 > /data/small; cat /data/small; echo 2 > /workspace/other; cat /workspace/other") == "1\n2\n"
     image = next((state_dir / "volumes").glob("*.img"))

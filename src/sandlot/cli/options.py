@@ -216,6 +216,9 @@ TemplateName = Annotated[
     typer.Option("--template", "-t", metavar="NAME", help="Template of the sandbox. (default: code-interpreter)", autocompletion=complete_templates),
 ]
 Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="PATH", help="Working directory in the sandbox. (default: /workspace)")]
-User = Annotated[str | None, typer.Option("--user", "-u", metavar="USER", help="User in the sandbox: user or root. (default: user)")]
+User = Annotated[
+    str | None,
+    typer.Option("--user", "-u", metavar="USER", help="User in the sandbox, by name or uid. (default: user)"),
+]
 Tag = Annotated[str | None, typer.Option("--tag", metavar="TEXT", help="Tag of the process, which `sandlot ps` shows.")]
 Language = Annotated[str | None, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript. (default: python)")]

@@ -142,6 +142,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
             "file.write": files.write,
             "file.stat": files.stat,
             "file.resolve": files.resolve,
+            "file.home": files.find_home,
             "file.list": files.list_entries,
             "file.mkdir": files.mkdir,
             "file.move": files.move,

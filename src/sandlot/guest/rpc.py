@@ -46,6 +46,7 @@ NOT_MEMOIZED = frozenset(
         "file.read",
         "file.stat",
         "file.resolve",
+        "file.home",
         "file.list",
         "port.connect",
     }

@@ -147,7 +147,7 @@ def download_env(machine: Mapping[str, str]) -> dict[str, str]:
 
 def inside_argv(root: Path, argv: Iterable[str], user: User = User.ROOT) -> tuple[str, ...]:
     """Return the command that runs ``argv`` inside the tree ``root``: with chroot, its own /proc and no network."""
-    drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user is User.USER else ()
+    drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user == User.USER else ()
     return (*_NAMESPACES, "--net", "--ipc", "--uts", f"--root={root}", "--wd=/", "--mount-proc=/proc", *drop, "--", *argv)
 
 
@@ -155,7 +155,7 @@ def inside_env(user: User = User.ROOT) -> dict[str, str]:
     """Return the environment of a command that runs inside a tree as ``user``."""
     return {
         "PATH": _PATH,
-        "HOME": "/home/user" if user is User.USER else "/root",
+        "HOME": "/home/user" if user == User.USER else "/root",
         "USER": user.value,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",

@@ -271,11 +271,11 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
 
 
 def _step(table: _Table) -> Step:
-    argv, user = table.text_list("argv"), table.text("user") or User.ROOT
+    argv, user = table.text_list("argv"), table.text("user") or "root"
     table.done()
     if not argv:
         raise InvalidRequestError(f"A step of {table.where} has no `argv`.", hint="Set `argv` to the program and its arguments.")
-    if user not in set(User):
+    if user not in {"root", "user"}:
         raise InvalidRequestError(f"A step of {table.where} has the `user` {user!r}; it must be 'root' or 'user'.")
     return Step(argv=argv, user=User(user))
 

@@ -207,6 +207,10 @@ class FileRequests:
         """Return the properties of the file to which a path leads, with its path without symbolic links."""
         return await self._session.request("file.resolve", {"path": path, "user": user.value}, parse.entry)
 
+    async def find_home(self, user: User) -> str:
+        """Return the absolute path of the home directory of a user."""
+        return await self._session.request("file.home", {"user": user.value}, parse.path)
+
     async def list(
         self, path: str, *, user: User = User.USER, limit: int = schema.LIMITS["entries"], offset: int = 0, attributes: str | None = None
     ) -> Listing:

@@ -307,6 +307,18 @@ def kernel(given: object) -> KernelInfo:
     )
 
 
+def path(given: object) -> str:
+    """Parse the result of ``file.home``.
+
+    Raises:
+        ProtocolError: The value is invalid.
+    """
+    home = text("path", fields_of("home", schema.CALLS["file.home"]["result"], given)["path"], "path")
+    if not home.startswith("/"):
+        raise ProtocolError(f"the home {home[:50]!r} is not absolute")
+    return home
+
+
 def kernels(given: object) -> tuple[KernelInfo, ...]:
     """Parse the result of ``kernel.list``.
 

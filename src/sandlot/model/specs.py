@@ -6,11 +6,12 @@ defaults are listed in SPECIFICATION.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
@@ -48,11 +49,36 @@ MAX_PATH_BYTES = 4095
 """Largest size in bytes of a path: Linux's PATH_MAX without the final NUL, path_resolution(7)."""
 
 
-class User(StrEnum):
-    """User that a process runs as inside the sandbox."""
+USER_PATTERN: Final = r"[^:/\s]{1,255}(:[^:/\s]{1,255})?"
+"""Pattern of a user."""
+_USER: Final = re.compile(USER_PATTERN)
 
-    USER = "user"
-    ROOT = "root"
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """User that a process runs as inside the sandbox.
+
+    Args:
+        value: Login name or uid, to which a colon and a group name or gid can be added. ``user`` is uid 1000 and ``root`` is uid 0, whatever their
+            names are in the sandbox. The guest looks up all other users when they are used.
+    """
+
+    value: str
+
+    USER: ClassVar[User]
+    ROOT: ClassVar[User]
+
+    def __post_init__(self) -> None:
+        """Refuse a text that is no user in any sandbox."""
+        if not self.value.isprintable() or _USER.fullmatch(self.value) is None:
+            raise InvalidRequestError(
+                f"{self.value[:100]!r} is not a valid user.",
+                hint="Pass a login name of the sandbox or a uid, for example `user`, `www-data`, `1001` or `1001:1001`.",
+                fields={"field": "user"},
+            )
+
+
+User.USER, User.ROOT = User("user"), User("root")
 
 
 class OnTimeout(StrEnum):

@@ -266,6 +266,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "file.stat": {"args": {"path": "str", "user": "str", "follow": "bool", "attributes": "str?"}, "events": {}, "result": _ENTRY},
     # Resolves all links of a path, as realpath(3) does. The result describes the file, and its path contains no links, ``.`` or ``..``.
     "file.resolve": {"args": {"path": "str", "user": "str"}, "events": {}, "result": _ENTRY},
+    "file.home": {"args": {"user": "str"}, "events": {}, "result": {"path": "str"}},
     # The entries are sorted by name. offset: number of names to skip, so that the host can list a folder with many entries in pages. Entries that
     # are removed during the call are left out.
     "file.list": {

@@ -71,8 +71,10 @@ def test_command_runs_with_the_given_environment_folder_and_user(sandbox: Sandbo
     assert sandbox.commands.run("pwd", cwd="below").stdout == "/home/user/below\n"
     with pytest.raises(NotFoundException):
         sandbox.commands.run("pwd", cwd="/nowhere")
+    done = sandbox.commands.run("id -un; pwd", user="games", cwd="..")
+    assert done.stdout == "games\n/usr\n"
     with pytest.raises(AuthenticationException):
-        sandbox.commands.run("pwd", user="nobody")
+        sandbox.commands.run("pwd", user="no-such-user")
 
 
 def test_megabytes_of_output_arrive_complete(sandbox: Sandbox) -> None:

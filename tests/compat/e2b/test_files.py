@@ -53,6 +53,8 @@ def test_many_files_are_written_at_once(sandbox: Sandbox) -> None:
     assert sandbox.files.read("t/119") == "119"
     sandbox.files.write_files([{"path": "/home/user/t/1", "data": b"new"}, {"path": "t/y", "data": b"y"}], user="root")
     assert sandbox.commands.run("cat /home/user/t/1; stat -c %U /root/t/y", user="root").stdout == "newroot\n"
+    sandbox.files.write("mail", "x", user="games")
+    assert sandbox.commands.run("stat -c %U /usr/games/mail", user="root").stdout == "games\n"
 
 
 def test_missing_paths_and_folders_are_reported(sandbox: Sandbox) -> None:
@@ -65,7 +67,9 @@ def test_missing_paths_and_folders_are_reported(sandbox: Sandbox) -> None:
     with pytest.raises(InvalidArgumentException):
         sandbox.files.read("/tmp")
     with pytest.raises(AuthenticationException):
-        sandbox.files.read("/etc/passwd", user="nobody")
+        sandbox.files.read("/etc/passwd", user="no-such-user")
+    with pytest.raises(AuthenticationException):
+        sandbox.files.write("/tmp/new", "x", user="no-such-user")
     with pytest.raises(InvalidArgumentException):
         sandbox.files.list("/etc/passwd")
     sandbox.files.remove("t/nothing")

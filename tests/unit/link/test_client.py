@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, di
         {"path": "/f", "user": "user", "follow": False, "attributes": "user."},
     ),
     "file.resolve": (lambda link: link.files.resolve("/f", user=User.ROOT), ENTRY, PARSED, {"path": "/f", "user": "root"}),
+    "file.home": (lambda link: link.files.find_home(User("alice")), {"path": "/home/alice"}, "/home/alice", {"user": "alice"}),
     "file.list": (
         lambda link: link.files.list("/", limit=5000, offset=7),
         {"entries": [ENTRY], "more": True},

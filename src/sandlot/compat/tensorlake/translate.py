@@ -315,7 +315,7 @@ def user(value: str | Mapping[str, str | int | None] | None) -> User:
     """Return the user of a process, given a name, an id or both: ``root``, ``1000:1000``, ``{"uid": 0}``.
 
     Raises:
-        InvalidRequestError: There is no such user in a sandbox.
+        InvalidRequestError: The value is not a user.
     """
     text = value
     if isinstance(value, Mapping):
@@ -323,12 +323,11 @@ def user(value: str | Mapping[str, str | int | None] | None) -> User:
         name, uid, gid = given.get("name"), given.get("uid"), given.get("gid")
         if given.keys() <= {"name", "uid", "gid"} and (name is None) != (uid is None):
             text = str(uid if name is None else name) + ("" if gid is None else f":{gid}")
-    found = None if not isinstance(text, str) else _USERS.get(text)
-    if value is None or found is not None:
-        return found or User.USER
-    raise InvalidRequestError(
-        f"There is no user {str(value)[:64]!r} in the sandbox.", hint="Use 'user' (1000:1000) or 'root' (0:0).", fields={"field": "user"}
-    )
+    if text is None:
+        return User.USER
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{str(value)[:64]} is not a user.", hint="Pass a name or a uid, and a gid if needed.", fields={"field": "user"})
+    return _USERS.get(text) or User(text)
 
 
 _USERS: Mapping[str, User] = {

@@ -121,6 +121,15 @@ class FileService:
         """Return the properties of the file or folder to which a path leads, with its path without symbolic links, as realpath(3)."""
         return await resolve(self._registry.find(sandbox, principal), path, user=user)
 
+    async def find_home(self, principal: Principal, sandbox: str, user: User) -> str:
+        """Return the absolute path of the home directory of a user.
+
+        Raises:
+            InvalidRequestError: The sandbox has no such user.
+        """
+        async with self._registry.find(sandbox, principal).connection() as link:
+            return await link.files.find_home(user)
+
     async def make_directory(
         self,
         principal: Principal,

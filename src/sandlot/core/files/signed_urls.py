@@ -110,7 +110,7 @@ class TokenService:
         try:
             signed = _SignedValues(method, values["sandbox"], values["path"], User(values["user"]), OwnerId(values["key"]), int(values["expires"]))
             expected = self._signature(signed)
-        except ValueError:  # the user is unknown, the expiry is no number, or a text cannot be encoded: no URL with these values was signed
+        except (ValueError, InvalidRequestError):  # no URL with such values was signed
             raise _refused("The URL was not signed by this service, or was changed.") from None
         if str(signed.expires_s) != values["expires"] or not hmac.compare_digest(expected.encode(), values["signature"].encode("utf-8", "replace")):
             raise _refused("The URL was not signed by this service, or was changed.")

@@ -88,6 +88,10 @@ class FileService:
         path = _require_absolute(call.args["path"])
         call.result(**resolve_path(path, lookup_account(call.args["user"])))
 
+    def find_home(self, call: Call) -> None:
+        """Handle ``file.home``: respond with the home directory of a user."""
+        call.result(path=lookup_account(call.args["user"]).home.encode("utf-8", "replace").decode())
+
     def list_entries(self, call: Call) -> None:
         """Handle ``file.list``: respond with one page of a folder's entries, sorted by name."""
         path = _require_absolute(call.args["path"])

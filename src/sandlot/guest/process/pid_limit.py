@@ -16,11 +16,12 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import resource
 
 from sandlot.guest.errors import RpcError
 from sandlot.guest.loop import log
-from sandlot.guest.process.accounts import as_process_user, lookup_account
+from sandlot.guest.process.accounts import Account, as_process_user, lookup_account
 from sandlot.guest.process.procfs import PASSES, all_pids, all_processes, count_tasks, count_tasks_fast, kill_all, kill_tree
 from sandlot.protocol.fast_imports import signal
 from sandlot.protocol.schema import most_pids
@@ -166,7 +167,15 @@ def _set_soft_limits(pids: list[int], before: int, after: int) -> bool:
     if denied:
         # A caller that lacks CAP_SYS_RESOURCE may limit only processes with its own ids (prlimit(2)).
         with as_process_user(lookup_account("user")):
-            has_changed_more, _ = _set_soft_limits_as_current_user(denied, before, after)
+            has_changed_more, denied = _set_soft_limits_as_current_user(denied, before, after)
+        has_changed = has_changed or has_changed_more
+    for pid in denied:
+        try:
+            owner = os.stat(f"/proc/{pid}")
+            with as_process_user(Account(str(owner.st_uid), owner.st_uid, owner.st_gid, "/", [owner.st_gid])):
+                has_changed_more, _ = _set_soft_limits_as_current_user([pid], before, after)
+        except OSError:
+            continue  # the process has ended
         has_changed = has_changed or has_changed_more
     return has_changed
 

@@ -157,7 +157,7 @@ class AsyncFileStore:
             sandbox: Id or name of the sandbox.
             ids: Ids of the stored files.
             path: Directory of the copies; it is created if it does not exist.
-            user: Owner of the copies: ``user`` (default) or ``root``.
+            user: Owner of the copies, by name or uid; default: ``user``.
 
         Returns:
             The copies, in the order of ``ids``.
@@ -176,7 +176,7 @@ class AsyncFileStore:
             sandbox: Id or name of the sandbox.
             path: Path of the file in the sandbox.
             filename: Name of the stored file. Default: the last part of the path.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Raises:
             NotFoundError: ``sandbox_not_found`` or ``path_not_found``.

@@ -86,7 +86,7 @@ class AsyncFiles:
         Args:
             path: Path of the file.
             format: ``text`` (UTF-8), ``bytes``, or ``stream``: an iterator of bytes for files that do not fit into memory.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Raises:
             NotFoundError: ``path_not_found``.
@@ -123,7 +123,7 @@ class AsyncFiles:
         Args:
             path: Path of the file.
             data: Text, bytes, a file object or chunks of bytes. File objects and chunks are sent as they are read.
-            user: Owner of the file: ``user`` (default) or ``root``.
+            user: Owner of the file, by name or uid; default: ``user``.
             mode: Permission bits. Default: 0o644.
             append: Append to the file instead of replacing it.
             in_place: Write into an existing file instead of replacing it, for programs that have the file open or watch it, such as
@@ -193,7 +193,7 @@ class AsyncFiles:
         Args:
             path: Path of the directory.
             recursive: Also watch directories below it, including new ones; at most 1,000.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Returns:
             The changes from now on, until the directory is removed or the watch is closed.
@@ -222,7 +222,7 @@ class AsyncFiles:
             path: Path of the file.
             method: ``GET`` to read or ``PUT`` to write.
             expires_in: Seconds until the URL expires, at most 604,800.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
         response = await self._transport.request("POST", f"{self._path}/signed-urls", body=body)
@@ -249,7 +249,7 @@ class AsyncFiles:
             path: Present path.
             to: New path.
             overwrite: Replace a file at the new path.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Raises:
             NotFoundError: ``path_not_found``.
@@ -266,7 +266,7 @@ class AsyncFiles:
         Args:
             path: Path to delete; of a symbolic link, the link itself is deleted.
             recursive: Delete directories with their content.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Returns:
             Number of deleted files and directories.
@@ -297,7 +297,7 @@ class AsyncFiles:
         Args:
             local: Path on this machine. A symbolic link as the last part of this path is followed.
             guest: Path of the copy in the sandbox. Missing parent directories are created.
-            user: Owner of the files: ``user`` (default) or ``root``.
+            user: Owner of the files, by name or uid; default: ``user``.
             in_place: Write into existing files instead of replacing them, as in :meth:`write`. The files are then sent one after another.
             on_progress: Called after each chunk that was sent.
             on_skip: Called with a sentence about each entry that is skipped. Default: the sentence is logged as a warning.
@@ -391,7 +391,7 @@ class AsyncFiles:
         Args:
             guest: Path in the sandbox.
             local: Path of the copy on this machine. Missing parent directories are created.
-            user: User whose permissions apply: ``user`` (default) or ``root``.
+            user: User whose permissions apply, by name or uid; default: ``user``.
             on_progress: Called after each chunk that arrived.
             on_skip: Called with a sentence about each link that is skipped. Default: the sentence is logged as a warning.
 

@@ -47,7 +47,7 @@ class Pty:
             cols: Width of the terminal in characters.
             envs: Environment variables of the program. Default of ``TERM``: ``xterm-256color``.
             cwd: Absolute path of the working directory. Default: ``/workspace``.
-            user: ``user`` (default) or ``root``.
+            user: Name or uid of the user; default: ``user``.
             timeout: Seconds until the whole session is killed. Default: no limit.
             tag: Text by which ``commands.list`` shows the process.
 

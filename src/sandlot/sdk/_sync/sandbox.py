@@ -734,7 +734,7 @@ class Sandbox:
             packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``). For pip also
                 ``-r FILE``: a requirements file in the sandbox, relative to the working directory.
             manager: ``pip`` (default), ``npm`` or ``apt``.
-            user: User who installs: ``user`` (default) or ``root``; apt always runs as root.
+            user: User who installs, by name or uid; default: ``user``; apt always runs as root.
             timeout: Seconds until the installation is killed. None: no limit. Default: 300.
             check: Raise ``ExecutionFailedError`` if the installation fails.
             on_stdout: Called with each piece of standard output as it arrives.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Header, Request
 from pydantic import BaseModel, Field
 
 from sandlot.model.errors import ErrorCode
 from sandlot.model.faults import Fault
+from sandlot.model.specs import USER_PATTERN
 from sandlot.server.composition import RunningService
 from sandlot.web import errors, streaming
 from sandlot.web.models import ResponseModel, Text
 
-UserName = Literal["user", "root"]
+UserName = Annotated[Text, Field(json_schema_extra={"pattern": f"^{USER_PATTERN}$"}, examples=["user"])]
+"""User in a sandbox, for readers of the document like :data:`AbsolutePath`."""
 
 AbsolutePath = Annotated[Text, Field(json_schema_extra={"pattern": "^/"})]
 """Path in a sandbox. The pattern is for readers of the document; the node checks paths itself."""

@@ -22,7 +22,7 @@ from sandlot.protocol import events, schema
 from sandlot.protocol.connection import GENERATION, GUEST, Connection
 from sandlot.testing.memory.files import FileError, MemoryFiles
 from sandlot.testing.memory.kernels import CellScript, Kernels
-from sandlot.testing.memory.process import UIDS, Processes, Program
+from sandlot.testing.memory.process import UIDS, Processes, Program, find_home, find_uid
 from sandlot.testing.memory.rpc import Call, RpcError, RpcServer
 from sandlot.testing.memory.shell import programs
 from sandlot.testing.memory.timers import GuestClock, LoopClock, Timer, Timers
@@ -435,6 +435,7 @@ class MemoryGuest:
             "file.write": self._write,
             "file.stat": self._in_files(lambda args, uid: self.files.stat(args["path"], uid, follow=args["follow"], attributes=args["attributes"])),
             "file.resolve": self._in_files(lambda args, uid: self.files.resolve(args["path"], uid)),
+            "file.home": lambda call: call.result(path=find_home(call.args["user"])),
             "file.list": self._list,
             "file.mkdir": self._in_files(self._mkdir),
             "file.move": self._in_files(self._move),
@@ -540,7 +541,7 @@ class MemoryGuest:
     def _give(self, paths: Sequence[str], owner: str | None) -> None:
         if owner is not None:
             for path in paths:
-                self.files.chown(path, UIDS[owner])
+                self.files.chown(path, find_uid(owner))
 
     def _move(self, args: dict[str, Any], uid: int) -> dict[str, Any]:
         if not args["to"].startswith("/"):
@@ -651,11 +652,10 @@ def _checked(call: Call) -> int:
         RpcError: The user is unknown, or the path is not absolute.
     """
     path, user = call.args["path"], call.args["user"]
-    if user not in UIDS:
-        raise RpcError("invalid_request", f"There is no user {user[:50]!r}.", "Use 'user' or 'root'.")
+    uid = find_uid(user)
     if not path.startswith("/") or "\0" in path:
         raise RpcError("path_invalid", f"The path {path[:300]!r} is not absolute.", "Begin the path with '/'.")
-    return UIDS[user]
+    return uid
 
 
 class MemoryStream:

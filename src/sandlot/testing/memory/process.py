@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 KEPT = 64
 """Largest number of finished processes that are remembered."""
-HOMES = {"root": "/root", "user": "/home/user"}
 UIDS = {"root": 0, "user": 1000}
+_HOMES = {0: "/root", 1000: "/home/user"}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _IGNORED_BY_DEFAULT = frozenset({signals.SIGCHLD, signals.SIGCONT, signals.SIGURG, signals.SIGWINCH})
 _FIRST_PID = 100
@@ -151,6 +151,25 @@ class ProgramContext:
         self._process.signal(number)
 
 
+def find_uid(user: str) -> int:
+    """Return the uid of a user, given its name or uid.
+
+    Raises:
+        RpcError: ``invalid_request``: there is no such user.
+    """
+    name = user.partition(":")[0]
+    if name in UIDS:
+        return UIDS[name]
+    if not name.isdigit():
+        raise RpcError("invalid_request", f"The sandbox has no user {name[:100]!r}.", "Pass 'user', 'root' or a numeric uid.")
+    return int(name)
+
+
+def find_home(user: str) -> str:
+    """Return the home directory of a user: ``/`` for users without an entry."""
+    return _HOMES.get(find_uid(user), "/")
+
+
 class Process:
     """One process that the host started in the guest, running or ended."""
 
@@ -160,7 +179,7 @@ class Process:
         self.args = dict(args)
         self.argv: list[str] = args["argv"]
         self.user: str = args["user"]
-        self.uid = UIDS[args["user"]]
+        self.uid = find_uid(self.user)
         self.hidden = bool(args["hidden"])
         self.is_terminal = args["rows"] is not None and args["cols"] is not None
         self.size: tuple[int, int] = (args["rows"] or 0, args["cols"] or 0)
@@ -397,10 +416,10 @@ class Processes:
         """Return the complete environment of a process.
 
         Args:
-            user: Account of the process, ``user`` or ``root``.
+            user: User of the process.
             env: Variables that replace or extend the environment of the sandbox.
         """
-        base = {"PATH": _PATH, "HOME": HOMES[user], "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LC_CTYPE": "C.UTF-8"}
+        base = {"PATH": _PATH, "HOME": find_home(user), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "LC_CTYPE": "C.UTF-8"}
         return {**base, **self._environment(), **env}
 
     def spawn(self, id_: str, args: Mapping[str, Any]) -> Process:
@@ -416,8 +435,7 @@ class Processes:
         argv = args["argv"]
         if not argv or not argv[0]:
             raise RpcError("invalid_request", "The command line `argv` is empty.", "Pass a program as the first item of `argv`.")
-        if args["user"] not in UIDS:
-            raise RpcError("invalid_request", f"There is no user {args['user'][:50]!r}.", "Use 'user' or 'root'.")
+        find_uid(args["user"])
         for name in ("rows", "cols"):
             if args[name] is not None and not 1 <= args[name] <= LIMITS["screen"]:
                 raise RpcError("invalid_request", f"A terminal cannot have {args[name]} {name}.", f"Pass a number from 1 to {LIMITS['screen']}.")

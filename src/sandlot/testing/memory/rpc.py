@@ -22,6 +22,7 @@ _NOT_REMEMBERED = frozenset(
             "file.read",
             "file.stat",
             "file.resolve",
+            "file.home",
             "file.list",
             "port.connect",
         ),

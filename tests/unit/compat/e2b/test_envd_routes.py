@@ -104,7 +104,7 @@ async def test_malformed_unary_messages_are_refused(inside: Inside) -> None:
 async def test_malformed_headers_are_refused(inside: Inside) -> None:
     for header in ({"Connect-Timeout-Ms": "soon"}, {"Keepalive-Ping-Interval": "-1"}, {"Keepalive-Ping-Interval": "0"}):
         assert await inside.refused(f"{PROCESS}/List", {}, "invalid_argument", 400, **header)
-    for user in ("nobody", "user:\xff", ""):
+    for user in ("no-such-user", "us er", "user:\xff", ""):
         basic = f"Basic {b64(f'{user}:'.encode('latin-1'))}"
         status = 200 if not user else 401
         answer = await inside.http.post(f"{FILES}/Stat", json={"path": "/"}, headers={**inside.headers, "Authorization": basic})

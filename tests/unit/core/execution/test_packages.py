@@ -203,4 +203,4 @@ def test_requirements_files_are_options_and_are_read_in_the_working_directory() 
 
 def test_only_apt_runs_as_root_by_default() -> None:
     assert [install_spec(InstallParams(manager, ("ab",))).user for manager in Manager] == [User.USER, User.USER, User.ROOT]
-    assert install_spec(InstallParams(Manager.PIP, ("ab",), user=User.ROOT)).user is User.ROOT
+    assert install_spec(InstallParams(Manager.PIP, ("ab",), user=User.ROOT)).user == User.ROOT

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 
 from sandlot.compat.e2b import access
 from sandlot.compat.e2b.envd import translate
+from sandlot.compat.e2b.envd.homes import find_home
 from sandlot.compat.e2b.envd.schemas import FilesQuery
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 from sandlot.model.ids import SandboxId
@@ -36,7 +37,7 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 async def read(request: Request, query: FilesQuery) -> Response:
     """Return the content of a file as a response."""
     sandbox, user = await access.find_requested_sandbox(request), translate.user(query.username)
-    path = translate.absolute(query.path or "", user)
+    path = translate.absolute(query.path or "", await find_home(request, sandbox.id, user))
     content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=User.ROOT)
     return KeepAliveStreamResponse(content, content.aclose, media_type="application/octet-stream")
 
@@ -69,7 +70,7 @@ async def _write_form(request: Request, sandbox: SandboxId, user: User, path: st
 
 async def _write(request: Request, sandbox: SandboxId, user: User, path: str, content: AsyncIterator[bytes]) -> dict[str, Any]:
     files, attributes = get_node(request).files, translate.metadata(request.headers)
-    path = translate.absolute(path, user)
+    path = translate.absolute(path, await find_home(request, sandbox, user))
     entry = await files.write_as_root(get_principal(request), sandbox, path, content, owner=user, attributes=attributes)
     written = {"name": entry.name, "type": "file", "path": entry.path}
     return {**written, "metadata": translate.metadata_of(attributes)} if attributes else written

@@ -30,19 +30,19 @@ WITH_ENTRIES: Final = "+entries"
 
 async def stat(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
     """Return the entry of a path. A symbolic link is not followed."""
-    return {"entry": await _describe(call, translate.absolute(message.path, call.user))}
+    return {"entry": await _describe(call, translate.absolute(message.path, call.home))}
 
 
 async def list_dir(call: ConnectRpcCall, message: ListDirMessage) -> Mapping[str, Any]:
     """List a directory to a depth."""
     entries: list[Entry] = []
-    await _walk(call, translate.absolute(message.path, call.user), max(1, message.depth), entries)
+    await _walk(call, translate.absolute(message.path, call.home), max(1, message.depth), entries)
     return {"entries": [await _translate(call, entry) for entry in entries]}
 
 
 async def make_dir(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
     """Create a directory and its parents, which belong to the user."""
-    files, path, owner = call.node.files, translate.absolute(message.path, call.user), call.user
+    files, path, owner = call.node.files, translate.absolute(message.path, call.home), call.user
     try:
         created = await files.make_directory(call.principal, call.sandbox, path, user=User.ROOT, parents=False, owner=owner)
     except ConflictError as error:
@@ -59,7 +59,7 @@ async def make_dir(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, A
 async def move(call: ConnectRpcCall, message: MoveMessage) -> Mapping[str, Any]:
     """Move a file or directory. Parents of the target are created, and belong to the user."""
     files = call.node.files
-    source, target = (translate.absolute(path, call.user) for path in (message.source, message.destination))
+    source, target = (translate.absolute(path, call.home) for path in (message.source, message.destination))
     try:
         await files.move(call.principal, call.sandbox, source, target, user=User.ROOT, overwrite=True)
     except NotFoundError as error:
@@ -74,7 +74,7 @@ async def move(call: ConnectRpcCall, message: MoveMessage) -> Mapping[str, Any]:
 
 async def remove(call: ConnectRpcCall, message: PathMessage) -> Mapping[str, Any]:
     """Delete a file, or a directory with its content."""
-    path = translate.absolute(message.path, call.user)
+    path = translate.absolute(message.path, call.home)
     try:
         await call.node.files.delete(call.principal, call.sandbox, path, user=User.ROOT, recursive=True)
     except NotFoundError as error:
@@ -120,14 +120,14 @@ async def _translate(call: ConnectRpcCall, entry: Entry) -> dict[str, Any]:
 
 async def watch_dir(call: ConnectRpcCall, message: WatchMessage) -> RpcStream:
     """Stream the events of a directory until the directory is removed."""
-    path = translate.absolute(message.path, call.user)
+    path = translate.absolute(message.path, call.home)
     watch = await call.node.watches.watch(call.principal, call.sandbox, path, recursive=message.recursive, user=User.ROOT)
     return RpcStream(_watch_messages(call, watch, with_entries=message.include_entry), watch.aclose, translate.WATCH_KEEPALIVE)
 
 
 async def create_watcher(call: ConnectRpcCall, message: WatchMessage) -> Mapping[str, Any]:
     """Create a watcher, whose events the client reads with ``GetWatcherEvents``."""
-    path = translate.absolute(message.path, call.user)
+    path = translate.absolute(message.path, call.home)
     watcher = await call.node.watches.create(call.principal, call.sandbox, path, recursive=message.recursive, user=User.ROOT)
     return {"watcherId": watcher.id + (WITH_ENTRIES if message.include_entry else "")}
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from sandlot.compat.e2b import access
 from sandlot.compat.e2b.envd import connect_rpc, errors, translate
+from sandlot.compat.e2b.envd.homes import find_home
 from sandlot.compat.e2b.envd.schemas import Message
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
@@ -49,19 +50,22 @@ class ConnectRpcCall:
     Args:
         request: Request of the call.
         sandbox: Sandbox of the call.
+        user: User of the call.
+        home: Home directory of the user.
 
     Raises:
         SandlotError: A header of the request is invalid.
     """
 
-    __slots__ = ("node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
+    __slots__ = ("home", "node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
 
-    def __init__(self, request: Request, sandbox: SandboxId) -> None:
+    def __init__(self, request: Request, sandbox: SandboxId, user: User, home: str) -> None:
         self.request = request
         self.node: Node = get_node(request)
         self.principal: Principal = get_principal(request)
         self.sandbox = sandbox
-        self.user: User = translate.basic_user(request.headers.get("authorization", ""))
+        self.user = user
+        self.home = home
         self.timeout_s = connect_rpc.timeout_s(request.headers.get("connect-timeout-ms"))
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
 
@@ -82,7 +86,9 @@ class RpcStream:
 
 
 async def _open_call(request: Request) -> ConnectRpcCall:
-    return ConnectRpcCall(request, (await access.find_requested_sandbox(request)).id)
+    sandbox = (await access.find_requested_sandbox(request)).id
+    user = translate.basic_user(request.headers.get("authorization", ""))
+    return ConnectRpcCall(request, sandbox, user, await find_home(request, sandbox, user))
 
 
 def add_unary_method(

@@ -9,6 +9,7 @@ import re
 import signal as signals
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +18,6 @@ from sandlot.model.errors import AuthenticationError, ErrorCode, InvalidRequestE
 from sandlot.model.executions import Channel, ProcessInfo, ProcessOutcome
 from sandlot.model.files import Entry, FileEvent, FileEventKind
 from sandlot.model.specs import MAX_TIMEOUT_S, ProcessSpec, User
-
-HOMES: Mapping[User, str] = {User.USER: "/home/user", User.ROOT: "/root"}
 
 ROWS, COLS = 24, 80
 """Default size of a terminal."""
@@ -47,24 +46,23 @@ PING_S, PING_MOST_S = 50.0, 3600.0
 
 
 def user(name: str) -> User:
-    """Return a user by name; empty is the default user.
+    """Return a user by name or uid; empty is the default user.
 
     Raises:
-        AuthenticationError: There is no such user in a sandbox.
+        AuthenticationError: The name cannot be that of a user.
     """
-    try:
-        return User(name or "user")
-    except ValueError:
-        raise AuthenticationError(
-            f"There is no user {name[:50]!r} in the sandbox.", code=ErrorCode.UNAUTHENTICATED, hint="Use 'user' or 'root'."
-        ) from None
+    with suppress(InvalidRequestError):
+        found = User(name or "user")
+        if ":" not in name:  # a colon would make signatures of URLs ambiguous
+            return found
+    raise AuthenticationError(f"{name[:50]!r} is not a user.", code=ErrorCode.UNAUTHENTICATED, hint="Pass a login name of the sandbox.")
 
 
 def basic_user(authorization: str) -> User:
     """Return the user of an ``Authorization: Basic`` header (RFC 7617), whose password is ignored.
 
     Raises:
-        AuthenticationError: There is no such user in a sandbox.
+        AuthenticationError: The header is not valid.
     """
     scheme, _, coded = authorization.partition(" ")
     if scheme.lower() != "basic":
@@ -76,20 +74,21 @@ def basic_user(authorization: str) -> User:
     return user(name)
 
 
-def absolute(path: str, user: User) -> str:
+def absolute(path: str, home: str) -> str:
     """Return the absolute path. Relative paths begin in the user's home directory, which is also ``~``."""
     if path.startswith("/"):
         return path
     relative = path.removeprefix("~/").strip("/")
-    return HOMES[user] if relative in {"", "~", "."} else f"{HOMES[user]}/{relative}"
+    return home if relative in {"", "~", "."} else f"{home.rstrip('/')}/{relative}"
 
 
-def process_spec(message: StartMessage, user: User, timeout_s: float | None) -> ProcessSpec:
+def process_spec(message: StartMessage, user: User, home: str, timeout_s: float | None) -> ProcessSpec:
     """Return the process to start.
 
     Args:
         message: Message of the client.
         user: User of the process.
+        home: Home directory of the user.
         timeout_s: Seconds until the process is killed. None: no timeout.
 
     Raises:
@@ -100,7 +99,7 @@ def process_spec(message: StartMessage, user: User, timeout_s: float | None) -> 
     return ProcessSpec(
         argv=(config.cmd, *config.args),
         env=config.envs,
-        cwd=absolute(config.cwd or "", user),
+        cwd=absolute(config.cwd or "", home),
         user=user,
         stdin=message.stdin,
         timeout_s=None if not timeout_s else min(timeout_s, MAX_TIMEOUT_S),
