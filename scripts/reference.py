@@ -319,7 +319,7 @@ A template is a root filesystem image that Sandlot builds from Debian and Python
 _TEMPLATE_PROPERTIES = (
     ("System", "Debian 12 (bookworm) with Python 3.11, without manuals and translations"),
     ("Users", "`user` (id 1000, home `/home/user`), the default for commands, code and files; `root`; Debian's own users; `sudo` needs no password"),
-    ("Working directory", f"`{specs.WORKSPACE}`, which belongs to `user`"),
+    ("Working directory", f"`{specs.WORKSPACE}`, which belongs to `user`; `cwd` of a create request sets another"),
     ("Other directories", "`/output` and `/usr/local` belong to `user`; `/tmp` and `/var/tmp` are open to all users"),
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),
     ("Network", "loopback only; pip, uv, npm and apt use the [package cache](packages.md)"),

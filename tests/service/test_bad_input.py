@@ -46,7 +46,7 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "a program that is a folder": (lambda sb: sb.commands.run(["/workspace"]), ErrorCode.PERMISSION_DENIED),
     "a cwd that is missing": (lambda sb: sb.commands.run("true", cwd="/no/such/folder"), ErrorCode.WORKING_DIRECTORY_NOT_FOUND),
     "a cwd that is a file": (lambda sb: sb.commands.run("true", cwd="/etc/passwd"), ErrorCode.PATH_NOT_DIRECTORY),
-    "a cwd that is relative": (lambda sb: sb.commands.run("true", cwd="workspace"), ErrorCode.PATH_INVALID),
+    "a cwd that is empty": (lambda sb: sb.commands.run("true", cwd=""), ErrorCode.PATH_INVALID),
     "a cwd with a NUL": (lambda sb: sb.commands.run("true", cwd="/wor\0kspace"), ErrorCode.PATH_INVALID),
     "a cwd that the user may not enter": (lambda sb: sb.commands.run("true", cwd="/root"), ErrorCode.PERMISSION_DENIED),
     "an unknown user": (lambda sb: sb.commands.run("true", user="no-such-user"), ErrorCode.INVALID_REQUEST),
@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[Call, ErrorCode]] = {
     "input for a process that is not there": (lambda sb: sb.commands.send_stdin("0" * 32, "x"), ErrorCode.PROCESS_NOT_FOUND),
     "a process id that is none": (lambda sb: sb.commands.send_stdin("../files", "x"), ErrorCode.NOT_FOUND),
     # Files.
-    "a path that is relative": (lambda sb: sb.files.read("etc/passwd"), ErrorCode.PATH_INVALID),
+    "a path that is empty": (lambda sb: sb.files.read(""), ErrorCode.PATH_INVALID),
     "a path with a NUL": (lambda sb: sb.files.read("/etc/pass\0wd"), ErrorCode.PATH_INVALID),
     "a path with a lone surrogate": (lambda sb: sb.files.read("/etc/\udcff"), ErrorCode.INVALID_REQUEST),
     "a path that is too long": (lambda sb: sb.files.read("/" + "x/" * MAX_PATH_BYTES), ErrorCode.PATH_INVALID),

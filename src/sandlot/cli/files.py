@@ -21,11 +21,9 @@ from sandlot.cli.progress import ByteProgressBar
 if TYPE_CHECKING:
     from sandlot.sdk import FileEntry, FileEvent, Sandbox
 
-WORKSPACE = "/workspace"
-
 fs = typer.Typer(help="List, read, move, delete and watch files of a sandbox.", no_args_is_help=True)
 
-GuestPath = Annotated[str, typer.Argument(metavar="SANDBOX:PATH", help="Path in a sandbox, relative to /workspace.")]
+GuestPath = Annotated[str, typer.Argument(metavar="SANDBOX:PATH", help="Path in a sandbox, relative to its working directory.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class CopyLocation:
     """Source or target of a copy.
 
     Args:
-        path: Path; in a sandbox an absolute one.
+        path: Path; in a sandbox absolute or relative to its working directory.
         sandbox: Id or name of the sandbox; None for this machine.
         is_directory: The path was given with a slash at its end, or as a directory itself.
     """
@@ -51,12 +49,12 @@ def parse_location(text: str) -> CopyLocation:
     sandbox, colon, path = text.partition(":")
     if not colon or not sandbox or "/" in sandbox:
         return CopyLocation(text, is_directory=text.endswith("/"))
-    return CopyLocation(str(PurePosixPath(WORKSPACE, path)), sandbox, is_directory=path.endswith("/") or path in {"", "."})
+    return CopyLocation(str(PurePosixPath(path)), sandbox, is_directory=path.endswith("/") or path in {"", "."})
 
 
 def cp(
     *,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or directory: PATH, or SANDBOX:PATH relative to /workspace.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or directory: PATH, or SANDBOX:PATH relative to its working directory.")],
     target: Annotated[
         str,
         typer.Argument(
@@ -87,7 +85,9 @@ def cp(
                 to = _guest_target(sandbox, here, there, user)
                 files = sandbox.files.upload(here.path, to, user=user, in_place=in_place, on_progress=bar.update, on_skip=note)
             else:
-                files = sandbox.files.download(here.path, local_target(here, there), user=user, on_progress=bar.update, on_skip=note)
+                files = sandbox.files.download(
+                    here.path, local_target(here, there, sandbox.info().cwd), user=user, on_progress=bar.update, on_skip=note
+                )
     finally:
         sandbox.close()
     copied_bytes = 0 if bar.last is None else bar.last.done_bytes
@@ -111,10 +111,10 @@ def _guest_target(sandbox: Sandbox, source: CopyLocation, target: CopyLocation, 
     return str(PurePosixPath(target.path, name)) if is_directory else target.path
 
 
-def local_target(source: CopyLocation, target: CopyLocation) -> Path:
-    """Return the local path of a copy out of a sandbox."""
+def local_target(source: CopyLocation, target: CopyLocation, cwd: str) -> Path:
+    """Return the local path of a copy out of a sandbox with the working directory ``cwd``."""
     path = Path(target.path)
-    return path / last_name(source.path) if target.is_directory or path.is_dir() else path
+    return path / last_name(str(PurePosixPath(cwd, source.path))) if target.is_directory or path.is_dir() else path
 
 
 def last_name(path: str) -> str:
@@ -195,9 +195,9 @@ def mv(
         there = parse_location(to)
         if there.sandbox is not None and there.sandbox != parse_location(at).sandbox:
             raise typer.BadParameter("The new path is in another sandbox. Copy the file with `sandlot cp`.", param_hint="PATH")
-        target = str(PurePosixPath(WORKSPACE, there.path))
+        target = there.path
         if there.is_directory or (sandbox.files.exists(target, user=user) and sandbox.files.stat(target, user=user).is_dir):
-            target = str(PurePosixPath(target, last_name(path)))
+            target = str(PurePosixPath(target, last_name(str(PurePosixPath(sandbox.info().cwd, path)))))
         sandbox.files.move(path, target, overwrite=overwrite, user=user)
 
 

@@ -215,7 +215,7 @@ TemplateName = Annotated[
     str | None,
     typer.Option("--template", "-t", metavar="NAME", help="Template of the sandbox. (default: code-interpreter)", autocompletion=complete_templates),
 ]
-Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="PATH", help="Working directory in the sandbox. (default: /workspace)")]
+Cwd = Annotated[str | None, typer.Option("--cwd", "-w", metavar="PATH", help="Working directory. (default: that of the sandbox)")]
 User = Annotated[
     str | None,
     typer.Option("--user", "-u", metavar="USER", help="User in the sandbox, by name or uid. (default: user)"),

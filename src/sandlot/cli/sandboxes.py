@@ -79,11 +79,15 @@ def create(  # noqa: PLR0913 - each is an option
         str | None, typer.Option("--network", metavar="MODE", help="Network access: packages (package indexes only) or none. (default: packages)")
     ] = None,
     file_ids: Annotated[
-        list[str] | None, typer.Option("--file-id", metavar="ID", help="Copy this file of the file store into /workspace; repeat for more.")
+        list[str] | None,
+        typer.Option("--file-id", metavar="ID", help="Copy this stored file into the working directory; repeat for more."),
     ] = None,
     volumes: Annotated[
         list[VolumeMount] | None,
         typer.Option("--volume", "-v", metavar="NAME:/PATH[:ro]", help="Mount a volume at a path; repeat for more.", parser=parse_volume),
+    ] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", "-w", metavar="PATH", help="Working directory, created if it does not exist. (default: /workspace)")
     ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", metavar="KEY", help="Key of this request; a repeated request returns the same sandbox.")
@@ -115,6 +119,7 @@ def create(  # noqa: PLR0913 - each is an option
         "on_timeout": on_timeout,
         "auto_resume": auto_resume,
         "volumes": as_mounts(volumes),
+        "cwd": cwd,
         "idempotency_key": idempotency_key,
     }
     anyio.run(partial(_create, template, options, json_output=json_output))
@@ -298,6 +303,7 @@ def _print_info(found: SandboxInfo, *, json_output: bool) -> None:
         "restored": found.restored,
         "isolation": found.isolation,
         "network": "" if found.network is None else found.network.mode,
+        "working directory": found.cwd,
         "cpus": f"{limits.cpus:g}",
         "memory": size(limits.memory_bytes),
         "disk": size(limits.disk_bytes),

@@ -19,6 +19,7 @@ from sandlot.core import admission
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.files.files import make_working_directory
 from sandlot.core.files.store import FileStore, inject
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
@@ -37,7 +38,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, TemplateRef, VolumeMount
+from sandlot.model.specs import DEFAULT_TEMPLATE, WORKSPACE, Limits, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -207,7 +208,7 @@ class AdmissionController:
                     raise InternalError("The sandbox has neither a warm sandbox nor a reading of the host.")
                 reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
-        return Admitted(sandbox, allocation, claim, setup)
+        return Admitted(sandbox, allocation, claim, [*_make_working_directory(params), *setup])
 
     async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
         """Check that several equal sandboxes fit, and make a reservation for each of them, before the first sandbox is admitted.
@@ -329,6 +330,7 @@ class AdmissionController:
             ),
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
+            cwd=params.cwd or (WORKSPACE if source is None else source.spec.cwd),
         )
         if source is None:
             return spec
@@ -339,3 +341,7 @@ class AdmissionController:
             parent=source.spec.parent,
             restored=source.restored,
         )
+
+
+def _make_working_directory(params: CreateSandboxParams) -> Sequence[SetupStep]:
+    return () if params.cwd is None else (functools.partial(make_working_directory, path=params.cwd),)

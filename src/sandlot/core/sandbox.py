@@ -36,7 +36,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InternalError, Sandbo
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import Exit, ExitReason, Instance
 from sandlot.model.sandboxes import SandboxInfo, ended_error
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import SandboxSpec, absolute_path
 from sandlot.model.states import State, can_follow, is_terminal
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -396,6 +396,14 @@ class Sandbox:
     def ended_error(self) -> SandboxEndedError:
         """Return the error of a call to a sandbox that has ended."""
         return ended_error(self.id, self.exit or self.requested_exit)
+
+    def absolute_path(self, path: str) -> str:
+        """Check a path, and return it as an absolute path. A relative path begins in the working directory of the sandbox.
+
+        Raises:
+            InvalidRequestError: The path is empty, too long or contains a NUL character (code ``path_invalid``).
+        """
+        return absolute_path(path, self.spec.cwd)
 
     @asynccontextmanager
     async def connection(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[Link]:

@@ -52,8 +52,8 @@ class SandboxIdentity:
         Args:
             sandbox_id: Id of the sandbox. If the previous wake had another id, the sandbox is a copy, and its uptime begins now.
             env: Variables of the sandbox.
-            workspace: Default working directory of processes, created if it does not exist. If the creation fails, the home
-                directory of the account ``user`` is used instead.
+            workspace: Default working directory of processes. If it does not exist, it is created with its parents for the account
+                ``user``. If the creation fails, the home directory of this account is used instead.
             entropy: Random bytes that the host sends to this sandbox only, for this wake only.
         """
         if self.sandbox_id and self.sandbox_id != sandbox_id:
@@ -99,9 +99,13 @@ def _create_workspace(path: str) -> str:
     """
     try:
         if not os.path.isdir(path):
-            account = lookup_account("user")
+            account, missing, above = lookup_account("user"), [], path
+            while not os.path.lexists(above):
+                missing.append(above)
+                above = os.path.dirname(above)
             os.makedirs(path, 0o755)
-            os.chown(path, account.uid, account.gid)
+            for made in missing:
+                os.chown(made, account.uid, account.gid)
     except OSError as error:
         log(f"cannot create the workspace {path!r} ({error}); using the home directory of the account `user`")
         return lookup_account("user").home

@@ -14,7 +14,7 @@ from sandlot.model.streams import Stream
 
 MAX_TRACKED_FOLDERS = 16
 """Maximum number of folders that are compared for one execution."""
-INJECT_FOLDER = "/workspace"
+INJECT_FOLDER = "."
 """Default folder in a sandbox for files that are copied into the sandbox."""
 MAX_INJECTED = 100
 """Maximum number of files that one request copies into a sandbox."""

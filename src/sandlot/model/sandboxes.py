@@ -27,6 +27,7 @@ from sandlot.model.specs import (
     SandboxSpec,
     VolumeMount,
     check_mounts,
+    check_path,
     check_text,
 )
 from sandlot.model.states import State, is_terminal
@@ -185,6 +186,7 @@ class CreateSandboxParams:
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
+        cwd: Absolute path of the working directory, which is created if it does not exist. None: ``/workspace``, or that of the snapshot.
     """
 
     template: str | None = None
@@ -201,14 +203,17 @@ class CreateSandboxParams:
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
+    cwd: str | None = None
 
     def __post_init__(self) -> None:
         """Check the fields whose valid values depend neither on the operator's policy nor on the host.
 
         Raises:
-            InvalidRequestError: The name, the metadata, the idle timeout or a volume is invalid.
+            InvalidRequestError: The name, the metadata, the idle timeout, a volume or the working directory is invalid.
         """
         check_properties(self.name, self.metadata, self.idle_timeout_s)
+        if self.cwd is not None:
+            check_path(self.cwd)
         check_mounts(self.volumes)
 
 

@@ -289,6 +289,7 @@ class SandboxSpec:
         restored: Content that the sandbox was started with: ``memory`` (of a snapshot or of the parent of a fork) or ``files`` (of a snapshot). Empty
             if the sandbox was booted from its template.
         volumes: Mounted volumes, by id.
+        cwd: Absolute path of the working directory, in which programs start and relative paths begin.
     """
 
     id: SandboxId
@@ -305,10 +306,12 @@ class SandboxSpec:
     parent: SandboxId | None = None
     restored: str = ""
     volumes: tuple[VolumeMount, ...] = ()
+    cwd: str = WORKSPACE
 
     def __post_init__(self) -> None:
-        """Check that the environment, the volumes and the timeout do not exceed their limits."""
+        """Check that the environment, the volumes, the working directory and the timeout do not exceed their limits."""
         check_env(self.env)
+        check_path(self.cwd)
         check_mounts(self.volumes)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
@@ -325,7 +328,7 @@ class ProcessSpec:
     Args:
         argv: Program and arguments.
         env: Variables to add to the environment of the sandbox.
-        cwd: Absolute path of the working directory; None: ``/workspace``.
+        cwd: Working directory, relative to that of the sandbox; None: that of the sandbox.
         user: User that the process runs as.
         stdin: True if the client may write to standard input. False to connect standard input to ``/dev/null``.
         timeout_s: Seconds until the process group is killed, at most 7 days; None: never.
@@ -375,7 +378,7 @@ class ProcessSpec:
             )
         check_env(self.env)
         if self.cwd is not None:
-            check_path(self.cwd)
+            absolute_path(self.cwd, "/")
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
         if self.rows is not None or self.cols is not None:
@@ -561,6 +564,25 @@ def check_path(path: str) -> str:
             hint="Pass a shorter path, or use a command that changes into a directory first.",
         )
     return path
+
+
+def absolute_path(path: str, cwd: str) -> str:
+    """Check a path inside a sandbox, and return it as an absolute path.
+
+    Args:
+        path: Absolute path, or a path relative to ``cwd``. An empty path is invalid; ``.`` is ``cwd`` itself.
+        cwd: Absolute path of the working directory.
+
+    Raises:
+        InvalidRequestError: As for :func:`check_path`.
+    """
+    if not path:
+        raise InvalidRequestError("The path is empty.", code=ErrorCode.PATH_INVALID, hint="Pass a path; `.` is the working directory.")
+    if path.startswith("/"):
+        return check_path(path)
+    while path.startswith("./"):
+        path = path[2:].lstrip("/")
+    return check_path(cwd if path in {"", "."} else f"{cwd.rstrip('/')}/{path}")
 
 
 def check_env(env: Mapping[str, str]) -> None:

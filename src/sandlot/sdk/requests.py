@@ -166,6 +166,7 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
     network: Network | str | None,
     volumes: Mapping[str, str | Mount] | None,
     file_ids: Iterable[str] | None,
+    cwd: str | None,
 ) -> dict[str, Any]:
     """Return the body of a request that creates a sandbox."""
     return omit_none(
@@ -184,6 +185,7 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
         network=None if network is None else {"mode": _network_mode(network)},
         volumes=None if volumes is None else mounts_body(volumes),
         file_ids=None if file_ids is None else list(file_ids),
+        cwd=cwd,
     )
 
 

@@ -143,6 +143,7 @@ class GuestFilesSuite:
             "denied": link.files.write("/root/file", b""),
             "denied in place": link.files.write("/etc/passwd", b"", in_place=True),
             "exists": link.files.mkdir("/home/user/refused/file", parents=False),
+            "file with parents": link.files.mkdir("/home/user/refused/file"),
         }.items():
             with pytest.raises(SandlotError) as refused:
                 await call
@@ -161,6 +162,7 @@ class GuestFilesSuite:
             "denied": "permission_denied",
             "denied in place": "permission_denied",
             "exists": "path_exists",
+            "file with parents": "path_exists",
         }
 
 

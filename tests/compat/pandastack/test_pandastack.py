@@ -394,7 +394,7 @@ def test_files_are_written_read_listed_and_inspected(sb: Sandbox, wire: httpx.Cl
     with pytest.raises(NotFoundError):
         fs.read("/app/none")
     with pytest.raises(BadRequestError):
-        fs.write("relative", "x")
+        fs.write("a\0b", "x")
     assert wire.delete(f"/v1/sandboxes/{sb.id}/fs", params={"path": "/app"}).status_code == 204
     assert not fs.exists("/app")
 

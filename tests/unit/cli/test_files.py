@@ -14,12 +14,12 @@ ID = "sb-abcd-abcdefghijklmnop"
 def test_location_of_a_sandbox_or_of_this_machine(subtests: pytest.Subtests) -> None:
     for word, expected in (
         (f"{ID}:/a/b", CopyLocation("/a/b", ID)),
-        (f"{ID}:b", CopyLocation("/workspace/b", ID)),
-        (f"{ID}:b/", CopyLocation("/workspace/b", ID, is_directory=True)),
-        (f"{ID}:", CopyLocation("/workspace", ID, is_directory=True)),
-        (f"{ID}:.", CopyLocation("/workspace", ID, is_directory=True)),
-        (f"{ID}:a:b", CopyLocation("/workspace/a:b", ID)),
-        ("name:b", CopyLocation("/workspace/b", "name")),
+        (f"{ID}:b", CopyLocation("b", ID)),
+        (f"{ID}:b/", CopyLocation("b", ID, is_directory=True)),
+        (f"{ID}:", CopyLocation(".", ID, is_directory=True)),
+        (f"{ID}:.", CopyLocation(".", ID, is_directory=True)),
+        (f"{ID}:a:b", CopyLocation("a:b", ID)),
+        ("name:b", CopyLocation("b", "name")),
         ("./a:b", CopyLocation("./a:b")),
         ("/a:b", CopyLocation("/a:b")),
         (":b", CopyLocation(":b")),
@@ -34,4 +34,4 @@ def test_copy_into_a_directory_stays_inside_it(tmp_path: Path, subtests: pytest.
     for word, name in (("b", "b"), ("a/b/", "b"), ("..", ""), ("a/..", "workspace"), ("/a/b/../..", ""), ("/", ""), ("../../x", "x")):
         for slash in ("", "/"):
             with subtests.test(word=word, name=name, slash=slash):
-                assert local_target(parse_location(f"{ID}:{word}"), parse_location(f"{tmp_path}{slash}")) == tmp_path / name
+                assert local_target(parse_location(f"{ID}:{word}"), parse_location(f"{tmp_path}{slash}"), "/workspace") == tmp_path / name

@@ -13,7 +13,7 @@ from sandlot.sdk import requests
 def test_what_is_not_given_is_not_sent() -> None:
     body = requests.sandbox_body(
         template=None, snapshot=None, name=None, metadata=None, envs=None, timeout=None, persistent=False, idle_timeout=None, on_timeout=None,
-        auto_resume=None, limits={}, isolation=None, network=None, volumes=None, file_ids=None,
+        auto_resume=None, limits={}, isolation=None, network=None, volumes=None, file_ids=None, cwd=None,
     )  # fmt: skip
     assert body == {}
 

@@ -22,7 +22,7 @@ from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
 from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
-from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
+from sandlot.model.specs import MAX_PATH_BYTES, User
 from sandlot.protocol.helpers import CHANGES, MAX_CHANGED_FILES
 
 _MAX_NUMBER = (1 << 63) - 1
@@ -78,7 +78,7 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
 
     Args:
         sandbox: Sandbox that has the folders.
-        folders: 1 to 16 absolute paths.
+        folders: 1 to 16 paths.
         user: User that reads the folders. Files in folders that this user may not read are not reported.
 
     Raises:
@@ -86,9 +86,7 @@ async def track(sandbox: Sandbox, folders: Sequence[str], user: User) -> ChangeT
     """
     if not 0 < len(folders) <= MAX_TRACKED_FOLDERS:
         raise InvalidRequestError(f"The request names {len(folders)} folders; 1 to {MAX_TRACKED_FOLDERS} are allowed.", fields={"field": "folders"})
-    for folder in folders:
-        check_path(folder)
-    helper = await helpers.start(sandbox, CHANGES, {"folders": list(folders)}, user=user)
+    helper = await helpers.start(sandbox, CHANGES, {"folders": [sandbox.absolute_path(folder) for folder in folders]}, user=user)
     try:
         async with sandbox.connection():
             await anext(helper, None)  # the first message reports that the helper program has recorded the state; a failure is raised here

@@ -21,7 +21,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.executions import Context
 from sandlot.model.ids import new_context_id
-from sandlot.model.specs import check_context_id, check_env, check_path, context_language, context_not_found
+from sandlot.model.specs import check_context_id, check_env, context_language, context_not_found
 
 _ABSENT: Final = {ErrorCode.NOT_FOUND: ErrorCode.CONTEXT_NOT_FOUND, ErrorCode.PROCESS_NOT_FOUND: ErrorCode.EXECUTION_NOT_FOUND}
 
@@ -64,7 +64,7 @@ class ContextService:
             principal: Caller.
             sandbox: Id of the sandbox.
             language: A key of ``CONTEXT_LANGUAGES``.
-            cwd: Absolute path of the working directory; None is the workspace.
+            cwd: Working directory, relative to that of the sandbox; None is that of the sandbox.
             env: Variables added to the environment of the sandbox.
             id: Id that the caller chose; an existing context with this id is returned unchanged.
             idempotency_key: Key of the request. An equal request with the same key returns the context of the first request. Without key and
@@ -81,7 +81,7 @@ class ContextService:
             id = f"ctx-{execution_id(live.id, idempotency_key, language, cwd, env)[:16]}"  # noqa: A001
         check_env(env or {})
         if cwd is not None:
-            check_path(cwd)
+            cwd = live.absolute_path(cwd)
         chosen = id or new_context_id()
         try:
             async with live.connection() as link:

@@ -298,6 +298,7 @@ class ProcessService:
     ) -> ProcessInfo:
         """Start a process in the background. If the caller is cancelled during the start, the process is killed, unless the client chose its id."""
         live = self._registry.find(sandbox, principal)
+        spec = _in_sandbox(spec, live)
         feeding: asyncio.Task[None] | None = None
 
         async def send(execution: Execution, link: Link) -> ProcessCall:
@@ -465,6 +466,7 @@ class ProcessService:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
             SandlotError: The process could not be started (no such program or directory, no permission), or the sandbox has ended.
         """
+        spec = _in_sandbox(spec, sandbox)
 
         async def attach(id_: ProcessId) -> ProcessCall:
             async with sandbox.connection() as link:
@@ -549,3 +551,8 @@ class ProcessService:
             env=spec.env,
             started_at=self._clock.now(),
         )
+
+
+def _in_sandbox(spec: ProcessSpec, sandbox: Sandbox) -> ProcessSpec:
+    """Return the process with the absolute path of its working directory."""
+    return spec if spec.cwd is None else replace(spec, cwd=sandbox.absolute_path(spec.cwd))

@@ -19,7 +19,7 @@ from sandlot.core.execution import helpers
 from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.files import Unpacked
-from sandlot.model.specs import User, check_path
+from sandlot.model.specs import User
 from sandlot.protocol.helpers import PACK, UNPACK
 
 MAX_ENTRIES = 100_000
@@ -62,7 +62,7 @@ class ArchiveStream:
 
 async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = False) -> ArchiveStream:
     """Start to pack a folder or a file of a live sandbox. For arguments and errors see :meth:`sandlot.core.files.files.FileService.pack`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     helper = await helpers.start(sandbox, PACK, {"path": path, "gzip": compress}, user=user)
     try:
         async with sandbox.connection():
@@ -75,7 +75,7 @@ async def pack(sandbox: Sandbox, path: str, *, user: User, compress: bool = Fals
 
 async def unpack(sandbox: Sandbox, path: str, chunks: AsyncIterable[bytes], *, user: User) -> Unpacked:
     """Unpack an archive in a live sandbox: :meth:`sandlot.core.files.files.FileService.unpack`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     helper = await helpers.start(sandbox, UNPACK, {"path": path, "entries": MAX_ENTRIES}, user=user)
     result = await helper.feed(chunks)
     files, folders, links, size_bytes = (_number(result.get(name)) for name in ("files", "folders", "links", "bytes"))

@@ -16,9 +16,9 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
 from sandlot.model.access import Principal, Quota, check_upload
-from sandlot.model.errors import InvalidRequestError, SandboxEndedError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, SandboxEndedError, UnavailableError
 from sandlot.model.files import Download, Entry, Listing, Unpacked
-from sandlot.model.specs import User, check_path
+from sandlot.model.specs import User
 from sandlot.model.streams import Stream
 from sandlot.protocol.schema import LIMITS
 
@@ -28,9 +28,9 @@ MAX_MODE = 0o7777
 class FileService:
     """Files and folders of sandboxes.
 
-    All operations take absolute paths, and the user whose rights apply. They raise ``NotFoundError`` for a path that does not exist
-    (``path_not_found``), ``ForbiddenError`` for a path that the user may not access (``permission_denied``), and ``InvalidRequestError`` for an
-    invalid path or a path of the wrong kind.
+    All operations take paths, absolute or relative to the working directory of the sandbox, and the user whose rights apply. They raise
+    ``NotFoundError`` for a path that does not exist (``path_not_found``), ``ForbiddenError`` for a path that the user may not access
+    (``permission_denied``), and ``InvalidRequestError`` for an invalid path or a path of the wrong kind.
     """
 
     def __init__(self, registry: SandboxRegistry) -> None:
@@ -60,7 +60,7 @@ class FileService:
         Args:
             principal: Caller.
             sandbox: Id of the sandbox.
-            path: Absolute path.
+            path: Path of the file.
             chunks: The content, read as fast as the sandbox writes.
             mode: Permission bits. None: the bits of the existing file, or the bits that the umask gives a new file.
             parents: Create missing parent folders.
@@ -88,7 +88,7 @@ class FileService:
         Args:
             principal: Caller.
             sandbox: Id of the sandbox.
-            path: Absolute path.
+            path: Path of the file.
             chunks: The content.
             owner: Owner of the file, and of missing parent folders, which are created.
             attributes: Extended attributes of the file (xattr(7)), which replace all attributes whose names begin with ``user.``.
@@ -110,7 +110,7 @@ class FileService:
         Args:
             principal: Caller.
             sandbox: Id of the sandbox.
-            path: Absolute path.
+            path: Path of the file.
             follow: Follow a symbolic link in the last part of the path.
             user: User whose permissions apply.
             attributes: Prefix of the names of extended attributes to return. None returns no attributes.
@@ -211,7 +211,7 @@ class FileDownload:
 
 async def read(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, length: int | None = None) -> FileDownload:
     """Open a file of a live sandbox: :meth:`FileService.read`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     _check_range("offset", offset)
     if length is not None:
         _check_range("length", length)
@@ -246,7 +246,7 @@ async def write(
     attributes: Mapping[str, str] | None = None,
 ) -> Entry:
     """Write a file of a live sandbox: :meth:`FileService.write`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     _check_mode(mode)
     if append and in_place:
         raise InvalidRequestError(
@@ -260,7 +260,7 @@ async def write(
 
 async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, attributes: str | None = None) -> Listing:
     """List a folder of a live sandbox: :meth:`FileService.list`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     _check_range("offset", offset)
     async with sandbox.connection() as link:
         return await link.files.list(path, user=user, limit=LIMITS["entries"], offset=offset, attributes=attributes)
@@ -268,14 +268,14 @@ async def listing(sandbox: Sandbox, path: str, *, user: User, offset: int = 0, a
 
 async def stat(sandbox: Sandbox, path: str, *, user: User, follow: bool = True, attributes: str | None = None) -> Entry:
     """Return the entry of a path in a live sandbox: :meth:`FileService.stat`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     async with sandbox.connection() as link:
         return await link.files.stat(path, user=user, follow=follow, attributes=attributes)
 
 
 async def resolve(sandbox: Sandbox, path: str, *, user: User) -> Entry:
     """Resolve the links of a path in a live sandbox: :meth:`FileService.resolve`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     async with sandbox.connection() as link:
         return await link.files.resolve(path, user=user)
 
@@ -284,23 +284,38 @@ async def make_directory(
     sandbox: Sandbox, path: str, *, user: User, parents: bool = True, mode: int | None = None, owner: User | None = None
 ) -> Entry:
     """Create a folder in a live sandbox: :meth:`FileService.make_directory`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     _check_mode(mode)
     async with sandbox.connection() as link:
         return await link.files.mkdir(path, user=user, parents=parents, mode=mode, owner=owner)
 
 
+async def make_working_directory(sandbox: Sandbox, path: str) -> None:
+    """Create the working directory of a new sandbox, with its missing parents, for the user ``user``. An existing folder is left as it is.
+
+    The guest has already tried when it woke up. But a volume may since have been mounted above the folder, and the guest does not report failures.
+    """
+    try:
+        await make_directory(sandbox, path, user=User.ROOT, owner=User.USER)
+    except ConflictError as error:
+        raise InvalidRequestError(
+            f"The working directory {path[:300]!r} cannot be created: it is a file.",
+            code=ErrorCode.PATH_NOT_DIRECTORY,
+            hint="Pass the path of a directory as `cwd`.",
+            fields={"field": "cwd"},
+        ) from error
+
+
 async def move(sandbox: Sandbox, path: str, to: str, *, user: User, overwrite: bool = False) -> Entry:
     """Move a file or folder of a live sandbox: :meth:`FileService.move`."""
-    check_path(path)
-    check_path(to)
+    path, to = sandbox.absolute_path(path), sandbox.absolute_path(to)
     async with sandbox.connection() as link:
         return await link.files.move(path, to, user=user, overwrite=overwrite)
 
 
 async def remove(sandbox: Sandbox, path: str, *, user: User, recursive: bool = False) -> int:
     """Delete a file or folder of a live sandbox: :meth:`FileService.delete`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     async with sandbox.connection() as link:
         return await link.files.remove(path, user=user, recursive=recursive)
 

@@ -27,7 +27,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SANDBOX_ID, SandboxId
 from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl, TokenScope
-from sandlot.model.specs import User, check_path
+from sandlot.model.specs import User
 
 _FIELDS = ("sandbox", "path", "user", "key", "expires", "signature")
 _DOMAIN = "sandlot signed file 1"
@@ -82,14 +82,14 @@ class TokenService:
             InvalidRequestError: The method, path or lifetime is invalid.
         """
         sandbox = self._registry.find(grant.sandbox, principal)
-        check_path(grant.path)
+        path = sandbox.absolute_path(grant.path)
         if grant.method not in URL_METHODS:
             raise InvalidRequestError(f"A URL cannot be signed for method {grant.method[:20]!r}.", hint="Use GET or PUT.", fields={"field": "method"})
         if not 1 <= grant.lifetime_s <= MAX_URL_LIFETIME_S:
             message = f"`expires_in` is {grant.lifetime_s:g}; it must be from 1 to {MAX_URL_LIFETIME_S:g} seconds."
             raise InvalidRequestError(message, fields={"field": "expires_in"})
         expires_at = (self._now() + timedelta(seconds=grant.lifetime_s)).replace(microsecond=0)
-        signed = _SignedValues(grant.method, sandbox.id, grant.path, grant.user, principal.owner, int(expires_at.timestamp()))
+        signed = _SignedValues(grant.method, sandbox.id, path, grant.user, principal.owner, int(expires_at.timestamp()))
         values = (signed.sandbox, signed.path, signed.user.value, signed.owner, str(signed.expires_s), self._signature(signed))
         return SignedUrl(urlencode(dict(zip(_FIELDS, values, strict=True))), expires_at)
 

@@ -33,7 +33,7 @@ from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED, Entry, check_filena
 from sandlot.model.ids import FILE_ID, SandboxId, new_file_id
 from sandlot.model.records import FileId, FileRecord
 from sandlot.model.repositories import Blobs, FileRepository, Position
-from sandlot.model.specs import User, check_path
+from sandlot.model.specs import User
 from sandlot.model.streams import Page, Stream
 
 DEFAULT_MEDIA_TYPE = "application/octet-stream"
@@ -285,7 +285,7 @@ async def inject(
     sandbox: Sandbox, blobs: Blobs, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
 ) -> Sequence[Entry]:
     """Copy stored files into a folder of a sandbox. See :meth:`FileStore.inject`."""
-    check_path(folder)
+    folder = sandbox.absolute_path(folder)
     return [await files.write(sandbox, posixpath.join(folder, record.filename), blobs.read(record.id), user=user) for record in records]
 
 

@@ -35,7 +35,7 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError, SandlotError
 from sandlot.model.files import FileEvent, FileEventKind, FolderWatch, Watch
-from sandlot.model.specs import MAX_PATH_BYTES, User, check_path
+from sandlot.model.specs import MAX_PATH_BYTES, User
 from sandlot.protocol.helpers import INOTIFY, SCAN, WATCH, WATCH_EVENTS
 
 MAX_FOLDERS = 1_000
@@ -208,7 +208,7 @@ class StreamedFolderWatch:
 
 async def _watch(sandbox: Sandbox, path: str, *, user: User, recursive: bool, holds: bool) -> StreamedFolderWatch:
     """Watch a folder of a live sandbox: :meth:`WatchService.watch`."""
-    check_path(path)
+    path = sandbox.absolute_path(path)
     helper = await helpers.start(sandbox, WATCH, {"path": path, "recursive": recursive, "folders": MAX_FOLDERS, "by": ""}, user=user, holds=holds)
     try:
         async with sandbox.connection():
@@ -271,8 +271,7 @@ class BufferedFolderWatch:
         self._watch: StreamedFolderWatch | None = None
         self._lock = asyncio.Lock()
         self.id = f"w{secrets.token_hex(8)}"
-        self.path = path
-        self.root = path
+        self.path = self.root = sandbox.absolute_path(path)
         """Path of the folder with all symbolic links resolved. The paths of all events begin with this path."""
         self.by = ""
         self.user = user

@@ -343,6 +343,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
         pids=sandbox.spec.limits.pids,
         memory_bytes=sandbox.spec.limits.memory_bytes,
         deadline_s=guest_deadline_s(timeout_s),
+        workspace=sandbox.spec.cwd,
     )
 
 

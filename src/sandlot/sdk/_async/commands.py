@@ -84,7 +84,7 @@ class AsyncCommands:
         Args:
             cmd: A shell command (bash if the template has it, else sh), or a list of program and arguments that is run without a shell.
             envs: Environment variables for this command.
-            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
             user: Name or uid of the user; default: ``user``.
             stdin: Standard input: text, bytes, a file object or chunks of bytes, sent as fast as the command reads. In the background also True:
                 standard input stays open for :meth:`AsyncCommandHandle.send_stdin`. Default: ``/dev/null``.

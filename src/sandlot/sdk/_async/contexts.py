@@ -24,7 +24,7 @@ class AsyncContexts:
 
         Args:
             language: ``python``, ``bash`` or ``javascript``.
-            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
             envs: Environment variables of everything that runs in the context.
 
         Raises:

@@ -150,7 +150,7 @@ class AsyncFileStore:
         """
         await self._transport.request("DELETE", self._path(file))
 
-    async def import_files(self, sandbox: str, ids: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
+    async def import_files(self, sandbox: str, ids: Iterable[str], *, path: str = ".", user: str | None = None) -> builtins.list[FileEntry]:
         """Copy stored files into a sandbox under their names; existing files are replaced.
 
         Args:

@@ -151,7 +151,7 @@ class AsyncFiles:
         """
         return [await self.write(path, data, user=user, mode=mode) for path, data in files.items()]
 
-    async def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
+    async def list(self, path: str = ".", *, user: str | None = None) -> builtins.list[FileEntry]:
         """List a directory by name."""
         found: builtins.list[FileEntry] = []
         more = True
@@ -187,8 +187,8 @@ class AsyncFiles:
         return bool(response["exists"])
 
     @backend.awaitable_context
-    async def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
-        """Watch a directory: ``async with sandbox.files.watch("/workspace") as events: async for event in events: ...``.
+    async def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> AsyncFileWatch:
+        """Watch a directory: ``async with sandbox.files.watch() as events: async for event in events: ...``.
 
         Args:
             path: Path of the directory.

@@ -45,7 +45,7 @@ class AsyncPty:
             rows: Height of the terminal in characters.
             cols: Width of the terminal in characters.
             envs: Environment variables of the program. Default of ``TERM``: ``xterm-256color``.
-            cwd: Absolute path of the working directory. Default: ``/workspace``.
+            cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
             user: Name or uid of the user; default: ``user``.
             timeout: Seconds until the whole session is killed. Default: no limit.
             tag: Text by which ``commands.list`` shows the process.

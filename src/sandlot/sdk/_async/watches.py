@@ -91,7 +91,7 @@ class AsyncWatchers:
         self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files/watchers"
 
-    async def create(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
+    async def create(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
         """Watch a directory from now on.
 
         Args:

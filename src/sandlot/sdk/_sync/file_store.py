@@ -151,7 +151,7 @@ class FileStore:
         """
         self._transport.request("DELETE", self._path(file))
 
-    def import_files(self, sandbox: str, ids: Iterable[str], *, path: str = "/workspace", user: str | None = None) -> builtins.list[FileEntry]:
+    def import_files(self, sandbox: str, ids: Iterable[str], *, path: str = ".", user: str | None = None) -> builtins.list[FileEntry]:
         """Copy stored files into a sandbox under their names; existing files are replaced.
 
         Args:

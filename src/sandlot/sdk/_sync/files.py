@@ -150,7 +150,7 @@ class Files:
         """
         return [self.write(path, data, user=user, mode=mode) for path, data in files.items()]
 
-    def list(self, path: str = "/workspace", *, user: str | None = None) -> builtins.list[FileEntry]:
+    def list(self, path: str = ".", *, user: str | None = None) -> builtins.list[FileEntry]:
         """List a directory by name."""
         found: builtins.list[FileEntry] = []
         more = True
@@ -186,8 +186,8 @@ class Files:
         return bool(response["exists"])
 
     @backend.awaitable_context
-    def watch(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> FileWatch:
-        """Watch a directory: ``with sandbox.files.watch("/workspace") as events: for event in events: ...``.
+    def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> FileWatch:
+        """Watch a directory: ``with sandbox.files.watch() as events: for event in events: ...``.
 
         Args:
             path: Path of the directory.

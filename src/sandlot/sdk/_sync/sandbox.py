@@ -99,6 +99,7 @@ class Sandbox:
         network: Network | str | None = None,
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
+        cwd: str | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -124,7 +125,9 @@ class Sandbox:
             isolation: Name of a driver, such as ``gvisor``, or ``auto``. Default: the service's.
             network: ``"packages"`` (package indexes only, default) or ``"none"``; also as ``Network``.
             volumes: Volumes by the absolute path at which they are mounted: the name or id of a volume, or a ``Mount``.
-            file_ids: Ids of files of the file store to copy into ``/workspace``.
+            file_ids: Ids of files of the file store to copy into the working directory.
+            cwd: Absolute path of the working directory, in which programs start and relative paths begin; it is created if it does not exist.
+                Default: ``/workspace``, or that of the snapshot.
             idempotency_key: Key under which the service creates at most one sandbox. Default: a new key for each call.
             url: Address of the service, as for :class:`Client`.
             api_key: API key, as for :class:`Client`.
@@ -154,6 +157,7 @@ class Sandbox:
             network=network,
             volumes=volumes,
             file_ids=file_ids,
+            cwd=cwd,
         )
         return cls._create(body, idempotency_key, url, api_key, client)
 
@@ -180,6 +184,7 @@ class Sandbox:
         network: Network | str | None = None,
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
+        cwd: str | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -209,6 +214,7 @@ class Sandbox:
             network: As for :meth:`create`.
             volumes: As for :meth:`create`.
             file_ids: As for :meth:`create`.
+            cwd: As for :meth:`create`.
             idempotency_key: As for :meth:`create`.
             url: As for :meth:`create`.
             api_key: As for :meth:`create`.
@@ -230,6 +236,7 @@ class Sandbox:
             network=network,
             volumes=volumes,
             file_ids=file_ids,
+            cwd=cwd,
         )
         return cls._create({**body, "if_exists": "return"}, idempotency_key, url, api_key, client)
 

@@ -92,7 +92,7 @@ class Watchers:
         self._transport = transport
         self._path = f"/v1/sandboxes/{sandbox}/files/watchers"
 
-    def create(self, path: str = "/workspace", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
+    def create(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> WatcherInfo:
         """Watch a directory from now on.
 
         Args:

@@ -69,6 +69,7 @@ class SandboxInfo:
         parent: Id of the sandbox that it is a fork of.
         restored: State that it began with: ``memory`` (and files) or ``files`` of another sandbox; None if it booted.
         volumes: Attached volumes.
+        cwd: Working directory, in which programs start and relative paths begin.
     """
 
     id: str
@@ -95,6 +96,7 @@ class SandboxInfo:
     parent: str | None = None
     restored: str | None = None
     volumes: tuple[Mount, ...] = ()
+    cwd: str = "/workspace"
 
     __repr__ = short_repr("id", "state", "template", "name")
 

@@ -16,13 +16,13 @@ from sandlot.web import errors, streaming
 from sandlot.web.models import ResponseModel, Text
 
 UserName = Annotated[Text, Field(json_schema_extra={"pattern": f"^{USER_PATTERN}$"}, examples=["user"])]
-"""User in a sandbox, for readers of the document like :data:`AbsolutePath`."""
+"""User in a sandbox, for readers of the document like :data:`SandboxPath`."""
 
-AbsolutePath = Annotated[Text, Field(json_schema_extra={"pattern": "^/"})]
-"""Path in a sandbox. The pattern is for readers of the document; the node checks paths itself."""
+SandboxPath = Annotated[Text, Field(json_schema_extra={"minLength": 1})]
+"""Path in a sandbox. The minimum is for readers of the document; the node checks paths itself."""
 
 Cursor = Annotated[Text, Field(json_schema_extra={"pattern": "^[A-Za-z0-9_=-]+$"})]
-"""Cursor of a page, for readers of the document like :data:`AbsolutePath`."""
+"""Cursor of a page, for readers of the document like :data:`SandboxPath`."""
 
 IdempotencyKey = Annotated[
     str | None,

@@ -16,7 +16,7 @@ class CreateContextRequest(RequestModel):
     """Options of a new context."""
 
     language: Text = Field(default="python", description="`python`, `bash` or `javascript`.", examples=["python"])
-    cwd: Text | None = Field(default=None, description="Absolute working directory at the start. Default: /workspace.", examples=["/workspace"])
+    cwd: Text | None = Field(default=None, description="Working directory at the start. Default: that of the sandbox.", examples=["/workspace"])
     env: Metadata = Field(default_factory=dict, description="Environment variables of the context.")
 
 

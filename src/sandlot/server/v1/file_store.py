@@ -14,7 +14,7 @@ from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, AbsolutePath, Cursor, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, Cursor, SandboxPath, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart, pagination
 from sandlot.web.body_limits import stores_request_body
@@ -86,7 +86,7 @@ class ImportFilesResponse(ResponseModel):
 class ExportFileRequest(RequestModel):
     """File of a sandbox to copy into the file store."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/chart.png"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/chart.png"])
     filename: Text | None = Field(default=None, description="Name in the file store. Default: the last part of the path.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
 

@@ -13,7 +13,7 @@ from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.files import Download, Entry, Unpacked
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S, Grant
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, AbsolutePath, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, SandboxPath, UserName, documented_response, raw_body
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
 from sandlot.web.body_limits import streams_request_body
@@ -66,7 +66,7 @@ class DirectoryResponse(ResponseModel):
 class PathQuery(QueryModel):
     """A path in the sandbox."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/data.csv"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/data.csv"])
     user: UserName = Field(default="user", description="User whose permissions apply.")
 
 
@@ -111,7 +111,7 @@ class DeleteFileQuery(PathQuery):
 class CreateDirectoryRequest(RequestModel):
     """Options of a new directory."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/out"])
     parents: bool = Field(default=True, description="Create missing parent directories, and accept an existing directory.")
     mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
@@ -120,8 +120,8 @@ class CreateDirectoryRequest(RequestModel):
 class MoveFileRequest(RequestModel):
     """Old and new path."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/out"])
-    to: AbsolutePath = Field(description="New absolute path.", examples=["/workspace/results"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/out"])
+    to: SandboxPath = Field(description="New path.", examples=["/workspace/results"])
     overwrite: bool = Field(default=False, description="Replace an existing file.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
 
@@ -168,7 +168,7 @@ class UploadArchiveResponse(ResponseModel):
 class CreateSignedUrlRequest(RequestModel):
     """Options of a signed URL."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace/report.pdf"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/report.pdf"])
     method: Literal["GET", "PUT"] = Field(default="GET", description="`GET` reads the file, `PUT` writes it.")
     expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds for which the URL is valid, 1 to 604,800.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
@@ -186,7 +186,7 @@ class SignedUrlQuery(QueryModel):
     """Signed parameters. All are required, and none can be changed."""
 
     sandbox: str = Field(description="Id of the sandbox.")
-    path: AbsolutePath = Field(description="Absolute path of the file in the sandbox.")
+    path: SandboxPath = Field(description="Path of the file, relative to the working directory of the sandbox.")
     user: UserName = Field(description="User whose permissions apply.")
     key: str = Field(description="Id of the key that created the URL.")
     expires: int = Field(description="End of validity in seconds since 1970 (UTC).")

@@ -60,7 +60,7 @@ class CreateProcessRequest(RequestModel):
     command: Text | None = Field(default=None, description="Command line for the shell of the image: bash if it is installed, otherwise sh.")
     argv: Texts | None = Field(default=None, description="Program and arguments.")
     env: Metadata = Field(default_factory=dict, description="Environment variables, added to those of the sandbox.")
-    cwd: Text | None = Field(default=None, description="Absolute working directory. Default: /workspace.")
+    cwd: Text | None = Field(default=None, description="Working directory, relative to that of the sandbox, which is the default.")
     user: UserName = Field(default="user", description="User of the process.")
     stdin: Text | None = Field(default=None, description="Complete standard input.")
     stdin_open: bool = Field(default=False, description="Keep the standard input open for `POST …/stdin`.")

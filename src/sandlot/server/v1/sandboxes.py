@@ -28,7 +28,7 @@ from sandlot.model.sandboxes import (
     check_reserved_names,
     states_of,
 )
-from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, Limits, OnTimeout, VolumeMount
+from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, WORKSPACE, Limits, OnTimeout, VolumeMount
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -104,6 +104,13 @@ class CreateSandboxRequest(RequestModel):
         "returns the sandbox with 200. A suspended sandbox is resumed. The other fields have no effect then.",
     )
     env: Metadata = Field(default_factory=dict, description="Environment variables of all processes in the sandbox.")
+    cwd: Text | None = Field(
+        default=None,
+        description="Absolute path of the working directory, in which programs start and relative paths begin. It is created if it does not "
+        f"exist. Default: that of the snapshot, otherwise {WORKSPACE}.",
+        examples=["/srv/app"],
+        json_schema_extra={"pattern": "^/"},
+    )
     metadata: Metadata = Field(default_factory=dict, description="Metadata of the user. Names that begin with `sandlot.` are reserved.")
     limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox.")
     snapshot: Text | None = Field(
@@ -123,7 +130,7 @@ class CreateSandboxRequest(RequestModel):
     persistent: bool = Field(default=False, description="Create the sandbox without a timeout.")
     idle_timeout: float | None = Field(default=None, description="Seconds without activity after which `on_timeout` applies. Default: never.")
     file_ids: Annotated[list[Text], Field(max_length=MAX_FILE_IDS)] = Field(
-        default_factory=list, description="Ids of stored files to copy into /workspace before the response."
+        default_factory=list, description="Ids of stored files to copy into the working directory before the response."
     )
     isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
     network: NetworkRequest | None = Field(
@@ -165,6 +172,7 @@ class CreateSandboxRequest(RequestModel):
             on_timeout=OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             volumes=tuple(mount.mount() for mount in self.volumes),
+            cwd=self.cwd,
         )
 
 
@@ -260,6 +268,7 @@ class SandboxResponse(ResponseModel):
         "from its template."
     )
     volumes: list[VolumeMountResponse]
+    cwd: str = Field(description="Working directory, in which programs start and relative paths begin.")
     created_at: datetime
     expires_at: datetime | None
     ended_at: datetime | None
@@ -288,6 +297,7 @@ class SandboxResponse(ResponseModel):
             parent=spec.parent,
             restored=RESTORED.get(spec.restored),
             volumes=[VolumeMountResponse.of(mount) for mount in spec.volumes],
+            cwd=spec.cwd,
             created_at=sandbox.created_at,
             expires_at=sandbox.expires_at,
             ended_at=sandbox.ended_at,

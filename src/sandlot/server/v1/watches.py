@@ -11,7 +11,7 @@ from pydantic import Field
 from sandlot.model.files import FileEvent as DirectoryEvent
 from sandlot.model.files import FileEventKind, FolderWatch, Watch
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, AbsolutePath, EventTable, Problem, UserName, documented_response, only_events
+from sandlot.server.v1.common import PROBLEM, EventTable, Problem, SandboxPath, UserName, documented_response, only_events
 from sandlot.server.v1.files import PathQuery
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -68,7 +68,7 @@ class WatchEndedEvent(ResponseModel):
 class CreateWatcherRequest(RequestModel):
     """Options of a new watcher."""
 
-    path: AbsolutePath = Field(description="Absolute path in the sandbox.", examples=["/workspace"])
+    path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace"])
     recursive: bool = Field(default=False, description="Watch directories below it too, including new ones, up to 1,000.")
     user: UserName = Field(default="user", description="User whose permissions apply.")
 

@@ -22,7 +22,7 @@ from sandlot.protocol import events, schema
 from sandlot.protocol.connection import GENERATION, GUEST, Connection
 from sandlot.testing.memory.files import FileError, MemoryFiles
 from sandlot.testing.memory.kernels import CellScript, Kernels
-from sandlot.testing.memory.process import UIDS, Processes, Program, find_home, find_uid
+from sandlot.testing.memory.process import Processes, Program, find_home, find_uid
 from sandlot.testing.memory.rpc import Call, RpcError, RpcServer
 from sandlot.testing.memory.shell import programs
 from sandlot.testing.memory.timers import GuestClock, LoopClock, Timer, Timers
@@ -459,9 +459,12 @@ class MemoryGuest:
         self.env, self.hostname, self.workspace = dict(args["env"]), args["hostname"], args["workspace"]
         self.pids, self.memory_bytes = args["pids"], args["memory_bytes"]
         self.files.write("/etc/hostname", self.hostname.encode(), 0)
-        if not self.files.exists(self.workspace):
+        try:
+            missing = self._missing(self.workspace)
             self.files.mkdir(self.workspace, 0)
-            self.files.chown(self.workspace, UIDS["user"])
+            self._give(missing, "user")
+        except FileError:
+            self.workspace = find_home("user")
         self._arm(args["deadline_s"])
         self.connection.asleep = self.connection.armed = False
         call.result(python="/usr/bin/python3" if self.scripts.has_python else None)

@@ -37,7 +37,7 @@ async def test_lost_tracker_raises_and_closed_tracker_ends_its_program(at: Bench
     await until(none)
 
 
-@pytest.mark.parametrize("folders", [[], ["relative"], ["/x"] * 17, ["/a\0b"]])
+@pytest.mark.parametrize("folders", [[], [""], ["/x"] * 17, ["/a\0b"]])
 async def test_invalid_folders_are_refused(at: Bench, folders: list[str]) -> None:
     with pytest.raises(InvalidRequestError):
         await changes.track(await at.sandbox(), folders, User.USER)

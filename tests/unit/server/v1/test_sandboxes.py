@@ -29,6 +29,7 @@ FIELDS = {
     "persistent",
     "on_timeout",
     "auto_resume",
+    "cwd",
     "idle_timeout",
     "volumes",
     "snapshot",

@@ -107,7 +107,7 @@ async def test_what_is_kept_out_of_a_sandbox_has_the_limit_of_an_upload(here: Op
 
 
 async def test_what_cannot_be_signed_is_refused(here: Open) -> None:
-    for body in ({"path": "relative"}, {"path": "/a", "method": "DELETE"}, {"path": "/a", "expires_in": 0}, {"path": "/a", "expires_in": 1e9}):
+    for body in ({"path": ""}, {"path": "/a", "method": "DELETE"}, {"path": "/a", "expires_in": 0}, {"path": "/a", "expires_in": 1e9}):
         assert (await here.owner.post(f"{here.url}/files/signed-urls", json=body)).status_code == 400
     problem(await here.owner.post("/v1/sandboxes/sb-abcd-abcdefghijklmnop/files/signed-urls", json={"path": "/a"}), 404, "sandbox_not_found")
 
