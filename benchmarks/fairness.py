@@ -6,7 +6,8 @@ Each attack has its own table. In each round, the calls of the victim are timed 
 percentiles of all rounds, and their ratios. ``idle`` is no attack: its ratios are the noise of the machine. ``processors`` keeps the attacker's
 sandboxes busy and sends no requests: its ratios are the share of the processors that the limits of these sandboxes allow.
 
-The attacker is a process of its own on the same machine. The last line of each table has the processor time that the attacker's process, its
+The attacker is a process of its own on the same machine. It has the lowest priority, because the processors of a real attacker are those of
+another machine. The last line of each table has the processor time that the attacker's process, its
 sandboxes and the service used during the attack, in percent of one core.
 """
 
@@ -33,13 +34,15 @@ from typing import Any
 import httpx
 
 from sandlot.protocol import frames
-from sandlot.sdk import AsyncClient
+from sandlot.sdk import AsyncClient, Quota
 
 SANDBOXES = 4
 """Sandboxes of the attacker."""
 LIMITS = {"cpus": 0.25, "memory_bytes": 256 << 20, "disk_bytes": 1 << 30}
 """Limits of each of them."""
 CONNECTIONS = 600
+QUOTA = Quota(sandboxes=8)
+"""A key without a quota may use the whole node, and leave no room for a sandbox of the other key."""
 CREATES = 200
 MIB = 1 << 20
 FLOOD_FRAMES = frames.encode(frames.RESET, 1, b"") * 300
@@ -207,6 +210,7 @@ ATTACKS: dict[str, Attack] = {
 
 async def attack(name: str, port: int, key: str, sandboxes: Sequence[str]) -> None:
     """Attack between two lines of standard input, again and again."""
+    os.nice(19)
     loop = asyncio.get_running_loop()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     while await loop.run_in_executor(None, sys.stdin.readline):
@@ -385,7 +389,7 @@ async def run(args: argparse.Namespace) -> None:
     """Start a service with two keys, and measure each attack."""
     with tempfile.TemporaryDirectory(prefix="sandlot-fair-") as folder:
         async with service(Path(folder), args.isolation) as (pid, port), AsyncClient(data_dir=folder, autostart=False) as operator:
-            keys = [(await operator.keys.create(name)).key for name in ("attacker", "victim")]
+            keys = [(await operator.keys.create(name, quota=QUOTA)).key for name in ("attacker", "victim")]
             try:
                 for name in args.names or ATTACKS:
                     print(table(name, *await measure(name, pid, port, (keys[0], keys[1]), args)), flush=True)

@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import AuthenticationError, ErrorCode
-from sandlot.web.connections import CONNECTION, Connection
+from sandlot.model.errors import AuthenticationError, ErrorCode, UnavailableError
+from sandlot.web.connections import CONNECTION, RETRY_AFTER_S, Connection
 
 OPEN_PATHS = frozenset(
     {"/", "/healthz", "/openapi.json", "/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon.png"}
@@ -98,7 +99,11 @@ async def admit(
         connection.count_for_address(scope["headers"])
     principal = await authenticate(scope, keys, signatures, vendor)
     if connection is not None and principal is not None:
-        connection.count_for_key(principal.owner)
+        try:
+            connection.count_for_key(principal.owner)
+        except UnavailableError:
+            await asyncio.sleep(RETRY_AFTER_S)  # clients that try again at once would keep the service busy
+            raise
     return principal
 
 

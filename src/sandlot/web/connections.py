@@ -7,6 +7,8 @@ Invariants:
 - At most ``max_connections`` are open. No address and no key has more than its share; the rest is kept for others.
 - When a share is used up, or all connections are open, a connection without a key is closed in favour of the new one: idle ones first, then the
   oldest. Idle connections with a key follow. A connection with a key that is in use is never closed: the new connection or request is refused.
+- A connection that is refused because of its key counts towards no share, and is closed before all others: the refusal waits for ``RETRY_AFTER_S``,
+  because a client that connects again at once would keep the service busy.
 - The first ``GRACE_S`` of a connection are its own, because a burst of connections is accepted before the first request of any is read. While only
   such connections have no key, a further one is refused and no connection with a key is closed.
 """
@@ -45,7 +47,7 @@ class Connection:
         opened_s: Time of the clock of ``shares``.
     """
 
-    __slots__ = ("_address", "_is_proxy", "_shares", "close", "holder", "in_use", "opened_s")
+    __slots__ = ("_address", "_is_proxy", "_shares", "close", "holder", "in_use", "is_refused", "opened_s")
 
     def __init__(self, shares: ConnectionShares, address: str, close: Callable[[], None], opened_s: float) -> None:
         self._shares = shares
@@ -56,6 +58,8 @@ class Connection:
         self.holder: Holder | None = None if self._is_proxy else ("address", address_holder(address))
         self.in_use = False
         """True while a request is answered or a WebSocket is open."""
+        self.is_refused = False
+        """True if the share of its key was used up."""
 
     @property
     def is_anonymous(self) -> bool:
@@ -86,9 +90,14 @@ class Connection:
         """Count the connection towards a key from now on.
 
         Raises:
-            UnavailableError: The share of the key is used up (``busy``).
+            UnavailableError: The share of the key is used up (``busy``). The connection counts towards no share then.
         """
-        self._shares.move(self, ("key", owner))
+        try:
+            self._shares.move(self, ("key", owner))
+        except UnavailableError:
+            if not self._is_proxy:  # the next request may be that of another client
+                self._shares.refuse(self)
+            raise
 
     def lost(self) -> None:
         """Give the place of the connection back."""
@@ -113,8 +122,8 @@ class ConnectionShares:
         # Dictionaries as ordered sets: the oldest comes first.
         self._open: dict[Connection, None] = {}
         self._held: dict[Holder, dict[Connection, None]] = {}
-        self._closable: tuple[dict[Connection, None], ...] = ({}, {}, {})
-        """Idle ones without a key, others without a key, and idle ones with a key, which include those of trusted proxies."""
+        self._closable: tuple[dict[Connection, None], ...] = ({}, {}, {}, {})
+        """Refused ones, idle ones without a key, others without a key, and idle ones with a key, which include those of trusted proxies."""
 
     def is_trusted(self, address: str) -> bool:
         """Return True if an address is that of a trusted proxy."""
@@ -161,21 +170,23 @@ class ConnectionShares:
         if holder is not None:
             self._make_room(holder)
         self._release(connection)
-        connection.holder = holder
+        connection.holder, connection.is_refused = holder, False
         self._hold(connection)
 
     def change(self, connection: Connection, *, in_use: bool) -> None:
         """Record whether a connection is in use."""
         if connection.in_use == in_use or connection not in self._open:
             return
+        self._make_unclosable(connection)
         connection.in_use = in_use
-        if connection.is_anonymous:
-            self._closable[not in_use].pop(connection, None)
-            self._closable[in_use][connection] = None
-        elif in_use:
-            self._closable[2].pop(connection, None)
-        else:
-            self._closable[2][connection] = None
+        self._make_closable(connection)
+
+    def refuse(self, connection: Connection) -> None:
+        """Record that a connection is refused, and count it towards no share."""
+        if connection in self._open:
+            self._release(connection)
+            connection.holder, connection.is_refused = None, True
+            self._make_closable(connection)
 
     def remove(self, connection: Connection) -> None:
         """Give the place of a connection back. Nothing happens for a connection that was removed before."""
@@ -213,12 +224,22 @@ class ConnectionShares:
     def _hold(self, connection: Connection) -> None:
         if connection.holder is not None:
             self._held.setdefault(connection.holder, {})[connection] = None
-        if connection.is_anonymous or not connection.in_use:
-            self._closable[int(connection.in_use) if connection.is_anonymous else 2][connection] = None
+        self._make_closable(connection)
 
-    def _release(self, connection: Connection) -> None:
+    def _make_closable(self, connection: Connection) -> None:
+        if connection.is_refused:
+            self._closable[0][connection] = None
+        elif connection.is_anonymous:
+            self._closable[2 if connection.in_use else 1][connection] = None
+        elif not connection.in_use:
+            self._closable[3][connection] = None
+
+    def _make_unclosable(self, connection: Connection) -> None:
         for kind in self._closable:
             kind.pop(connection, None)
+
+    def _release(self, connection: Connection) -> None:
+        self._make_unclosable(connection)
         if connection.holder is not None and (members := self._held.get(connection.holder)) is not None:
             members.pop(connection, None)
             if not members:

@@ -58,7 +58,7 @@ class ResponseInterruptedError(Exception):
 
 
 def ordinary_failure(error: BaseException) -> tuple[bool, SandlotError | None]:
-    """Return True for a failure that a client or a sandbox can cause, with the error to report; None if nobody is left to read it. Pure."""
+    """Return True for a failure that a client or a sandbox can cause, with the error to report; None if the client has left. Pure."""
     match error:
         case BodyRefusedError():
             return True, error.error

@@ -128,6 +128,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._has_progress = False
         """True if the last data had a part of a body, or the end of a request."""
         self._in_head = True
+        self._is_upgraded = False
         self._is_chunked = False
         self._parts = 0
         """Parts of a body in the last slice."""
@@ -190,7 +191,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
         self._has_progress = False
         self._parts = 0
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_upgraded:
             return
         self._next_slice_bytes = SMALL_SLICE_BYTES if self._in_head or self._parts > MANY_PARTS else min(SLICE_BYTES, 2 * self._next_slice_bytes)
         # The parser holds an incomplete field, in a head or behind the last chunk of a body. Data with progress is mostly a body and is not counted.
@@ -215,6 +216,7 @@ class SandlotHttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Pass the connection on. Data behind the request is dropped: a client waits for the response (RFC 6455, 4.1)."""
         self._input.stop()
+        self._is_upgraded = True
         super().handle_websocket_upgrade()
 
     def on_url(self, url: bytes) -> None:

@@ -26,7 +26,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandlot.core.node import Node
-from sandlot.model.access import UNBOUNDED, Principal, check_upload
+from sandlot.model.access import UNBOUNDED, OwnerId, check_upload
 from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import LimitError, SandlotError, UnavailableError
 from sandlot.model.specs import KIB, MIB
@@ -103,11 +103,11 @@ class RequestMiddleware:
         vendor = self._vendor_authenticator(error_format)
         if scope["type"] == "websocket":
             await websocket.serve_websocket(
-                self._app, scope, receive, send, error_format=error_format, metrics=self._metrics, keys=self._keys, vendor=vendor
+                self._app, scope, receive, send, error_format=error_format, metrics=self._metrics, keys=self._keys, vendor=vendor, turns=self._turns
             )
             return
         limit = self._body_limits.find(scope["method"], scope["path"])
-        exchange = _HttpExchange(scope, receive, send, self._buffers, error_format, limit)
+        exchange = _HttpExchange(scope, receive, send, self._buffers, self._turns, error_format, limit)
         # Log lines of the request carry its id, also those of tasks that it starts.
         with structlog.contextvars.bound_contextvars(request=exchange.id):
             await self._respond(scope, exchange, vendor)
@@ -121,8 +121,7 @@ class RequestMiddleware:
             scope["state"]["principal"] = principal = await admit(scope, self._keys, self._signatures, vendor)
             exchange.has_key = principal is not None
             exchange.quota = principal.quota if principal is not None else UNBOUNDED
-            exchange.hold_for(principal)
-            await self._turns.take(None if principal is None else principal.owner)
+            await exchange.begin(None if principal is None else principal.owner)
             exchange.check_content_length()
             with nullcontext() if principal is None else self._keys.working_for(principal.owner):
                 await self._app(scope, exchange.receive, exchange.send)
@@ -145,9 +144,13 @@ class RequestMiddleware:
 class _HttpExchange:
     """A request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, buffers: BufferShares, error_format: ErrorFormat, limit: BodyLimit) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, buffers: BufferShares, turns: RequestTurns, error_format: ErrorFormat, limit: BodyLimit
+    ) -> None:
         self._shares = buffers
         self._buffers = buffers.of(None)
+        self._turns = turns
+        self._owner: OwnerId | None = None
         self._error_format = error_format
         self._limit = limit
         self._held_bytes = 0
@@ -176,9 +179,11 @@ class _HttpExchange:
         """Allowance for the parts of a form beside its file."""
         scope.setdefault("state", {})["request_id"] = self.id
 
-    def hold_for(self, principal: Principal | None) -> None:
-        """Take memory from the share of the sender's key from now on."""
-        self._buffers = self._shares.of(None if principal is None else principal.owner)
+    async def begin(self, owner: OwnerId | None) -> None:
+        """Wait for the turn of the request. From now on, memory is taken from the share of the sender's key."""
+        self._owner = owner
+        self._buffers = self._shares.of(owner)
+        await self._turns.take(owner, 0 if self._limit.is_streamed else self._content_length)
 
     def check_content_length(self) -> None:
         """Refuse a body that is too large by its Content-Length."""
@@ -199,6 +204,8 @@ class _HttpExchange:
                 body += message.get("body", b"")
         if len(body) > INLINE_MAX_BYTES and not (body.isascii() and b"\\u" not in body):
             self._hold(len(body) * WIDE_TEXT)
+        if not self._content_length:
+            self._turns.charge(self._owner, len(body))
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 
     async def _receive_part(self) -> Message:

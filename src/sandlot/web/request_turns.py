@@ -2,55 +2,154 @@
 
 Without turns, all requests that have arrived begin at once, and each waits for the work of all others: those of a key with hundreds of connections
 would hold up those of all other keys.
+
+With turns alone, a key that always has a request waiting would use all of the service's processor time, and each step of another key's request
+would wait for a step of its requests. So while several keys are active, each gets a share of the time. What a request will cost is not known: the
+median of the latest requests is taken, and more for a large body. A key that is alone does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
 
 from sandlot.model.access import OwnerId
 
+SHARES: Final = 4
+"""While another key is active, a key gets this part of the processor time; a smaller part if more than three keys have requests that wait."""
+CREDIT_S: Final = 0.05
+"""Processor time that a key may use at once after a pause."""
+ACTIVE_S: Final = 1.0
+"""Time for which a key is active after a request."""
+BODY_BYTES_PER_S: Final = 100_000_000
+"""Bytes of JSON that one second of processor time receives, parses and validates, if their text is not ASCII."""
+COST_MIN_S: Final = 0.0001
+COST_MAX_S: Final = 0.02
+COST_STEP: Final = 1.05
+"""Factor by which the cost of a request follows the latest measurement."""
+
+
+@dataclass(slots=True)
+class _Key:
+    """Requests of one key."""
+
+    active_s: float
+    """Time of the latest request."""
+    paid_s: float
+    """Time at which the key has paid for its requests: each one delays the next by its cost and by the parts of others."""
+    waiting: deque[tuple[asyncio.Future[None], float]] = field(default_factory=deque)
+    """Requests that wait, each with the cost of its body."""
+
 
 class RequestTurns:
-    """Requests that wait to begin."""
+    """Requests that wait to begin.
 
-    __slots__ = ("_is_taken", "_waiting")
+    Args:
+        used_s: Processor time that the service has used.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_cost_s", "_counted_s", "_is_taken", "_keys", "_timer", "_used_s")
+
+    def __init__(self, used_s: Callable[[], float] = time.process_time) -> None:
+        self._used_s = used_s
+        self._counted_s = used_s()
+        self._cost_s = COST_MIN_S
+        """Median of the processor time between two requests that begin."""
         self._is_taken = False
-        """True until the next turn of the loop, and while requests wait."""
-        self._waiting: dict[OwnerId | None, deque[asyncio.Future[None]]] = {}
-        """Owners in the order of their turns -> waiting requests."""
+        """True until the next turn of the loop."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._keys: dict[OwnerId | None, _Key] = {}
+        """Owners in the order of their turns."""
 
-    async def take(self, owner: OwnerId | None) -> None:
-        """Wait until it is the turn of a request. The first request in a turn of the loop does not wait.
+    async def take(self, owner: OwnerId | None, body_bytes: int = 0) -> None:
+        """Wait until it is the turn of a request.
 
         Args:
             owner: Owner of the key of the request. None: the request has no key.
+            body_bytes: Size of a body that will be parsed.
         """
-        loop = asyncio.get_running_loop()
-        if not self._is_taken:
+        now_s = asyncio.get_running_loop().time()
+        key = self._keys.get(owner)
+        if key is None:
+            self._forget_inactive(now_s)
+            key = self._keys[owner] = _Key(now_s, now_s)
+        key.active_s = now_s
+        body_s = body_bytes / BODY_BYTES_PER_S
+        if not self._is_taken and not key.waiting and self._is_due(key, now_s):
             self._is_taken = True
-            loop.call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._next)
+            self._charge(owner, key, now_s, body_s)
             return
-        begins: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(owner, deque()).append(begins)
+        begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        key.waiting.append((begins, body_s))
+        if not self._is_taken:
+            self._wake(now_s)
         await begins
 
+    def charge(self, owner: OwnerId | None, body_bytes: int) -> None:
+        """Charge a body whose size was not known when its request began."""
+        key, now_s = self._keys.get(owner), asyncio.get_running_loop().time()
+        if key is not None and not self._is_alone(key, now_s):
+            key.paid_s = max(key.paid_s, now_s) + body_bytes / BODY_BYTES_PER_S * SHARES
+
     def _next(self) -> None:
-        self._is_taken = self._begin_one()
+        """Begin one request, if one is due."""
+        self._timer = None
+        now_s = asyncio.get_running_loop().time()
+        self._is_taken = self._begin_one(now_s)
         if self._is_taken:
             asyncio.get_running_loop().call_soon(self._next)
+        else:
+            self._wake(now_s)
 
-    def _begin_one(self) -> bool:
-        while self._waiting:
-            owner, requests = next(iter(self._waiting.items()))
-            del self._waiting[owner]
-            begins = requests.popleft()
-            if requests:
-                self._waiting[owner] = requests  # after all other owners
-            if not begins.done():  # otherwise its client has left
+    def _begin_one(self, now_s: float) -> bool:
+        for owner, key in list(self._waiting()):
+            while key.waiting and key.waiting[0][0].done():
+                key.waiting.popleft()  # its client has left
+            if key.waiting and self._is_due(key, now_s):
+                begins, body_s = key.waiting.popleft()
+                self._charge(owner, key, now_s, body_s)
                 begins.set_result(None)
                 return True
         return False
+
+    def _wake(self, now_s: float) -> None:
+        """Begin the next request when it is due."""
+        due_s = min((key.paid_s - CREDIT_S * SHARES for _, key in self._waiting()), default=None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s), self._next)
+
+    def _is_due(self, key: _Key, now_s: float) -> bool:
+        return key.paid_s - CREDIT_S * SHARES <= now_s or self._is_alone(key, now_s)
+
+    def _is_alone(self, key: _Key, now_s: float) -> bool:
+        return all(other is key or (not other.waiting and now_s - other.active_s >= ACTIVE_S) for other in self._keys.values())
+
+    def _charge(self, owner: OwnerId | None, key: _Key, now_s: float, body_s: float) -> None:
+        """Charge a request that begins to its key, whose turn comes after those of all others."""
+        used_s = self._used_s()
+        step = COST_STEP if used_s - self._counted_s > self._cost_s else 1 / COST_STEP
+        self._cost_s = min(max(self._cost_s * step, COST_MIN_S), COST_MAX_S)
+        self._counted_s = used_s
+        key.active_s = now_s
+        if self._is_alone(key, now_s):
+            key.paid_s = now_s
+        else:
+            key.paid_s = max(key.paid_s, now_s) + (self._cost_s + body_s) * max(SHARES, 1 + sum(1 for _ in self._waiting()))
+        del self._keys[owner]
+        self._keys[owner] = key
+
+    def _waiting(self) -> Iterator[tuple[OwnerId | None, _Key]]:
+        return ((owner, key) for owner, key in self._keys.items() if key.waiting)
+
+    def _forget_inactive(self, now_s: float) -> None:
+        for owner, key in list(self._keys.items()):
+            if not key.waiting and now_s - max(key.active_s, key.paid_s) >= ACTIVE_S:
+                del self._keys[owner]

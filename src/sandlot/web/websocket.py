@@ -42,6 +42,7 @@ from sandlot.web.error_formats import ErrorFormat
 from sandlot.web.metrics import RequestMetrics
 from sandlot.web.models import QueryModel
 from sandlot.web.request_id import choose_request_id, get_request_id, new_request_id
+from sandlot.web.request_turns import RequestTurns
 from sandlot.web.slices import SlicedInput, SliceTurns
 
 if TYPE_CHECKING:
@@ -343,6 +344,7 @@ async def serve_websocket(
     error_format: ErrorFormat,
     metrics: RequestMetrics,
     keys: Keyring,
+    turns: RequestTurns,
     vendor: VendorAuthenticator | None = None,
 ) -> None:
     """Serve a WebSocket.
@@ -355,6 +357,7 @@ async def serve_websocket(
         error_format: Format of error responses.
         metrics: Counts requests.
         keys: API keys. The revocation of a key ends its WebSockets.
+        turns: Turns of the requests that begin.
         vendor: Checks credentials of the compatibility API that the path belongs to; None if it has none.
     """
     scope.setdefault("state", {})["request_id"] = id_ = choose_request_id(scope["headers"])
@@ -382,6 +385,7 @@ async def serve_websocket(
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
             scope["state"]["principal"] = principal = await admit(scope, keys, vendor=vendor)
+            await turns.take(None if principal is None else principal.owner)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, send_response)
         except Exception as raised:  # noqa: BLE001 - the client gets an internal error

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import AuthenticationError
-from sandlot.web.auth import OWNER, authenticate, request_api_key
+from sandlot.model.errors import AuthenticationError, UnavailableError
+from sandlot.web.auth import OWNER, admit, authenticate, request_api_key
+from sandlot.web.connections import CONNECTION, RETRY_AFTER_S, ConnectionShares
+from tests.support.simulation import simulate
 
 KEY = "sandlot_x"
 ANYBODY = Principal(owner=OwnerId("0123456789ab"), name="a")
@@ -50,6 +53,21 @@ def test_key_is_read_from_any_header_that_clients_use() -> None:
 
 async def test_owner_of_the_unix_socket_needs_no_key() -> None:
     assert await authenticate(scope(peer=OWNER), OneKey()) == OPERATOR
+
+
+def test_key_whose_share_of_connections_is_used_up_is_refused_after_a_second() -> None:
+    async def program() -> None:
+        shares = ConnectionShares(8, asyncio.get_running_loop().time)
+        for _ in range(shares.share):
+            used = shares.open("192.0.2.1", lambda: None)
+            used.count_for_key(ANYBODY.owner)
+            used.begin_request()
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(UnavailableError):
+            await admit({**scope(key=KEY), "state": {CONNECTION: shares.open("192.0.2.1", lambda: None)}}, OneKey())
+        assert asyncio.get_running_loop().time() == began_s + RETRY_AFTER_S
+
+    simulate(program, seed=1)
 
 
 async def test_health_check_needs_no_key() -> None:

@@ -88,6 +88,25 @@ def test_key_beyond_its_share_is_refused_while_its_connections_are_in_use() -> N
     assert table.shares.count_of_key(KEY) == 2
 
 
+def test_refused_connections_take_no_share_and_are_closed_first() -> None:
+    table = Table()
+    table.open("a", owner=KEY, in_use=True)
+    table.open("b", owner=KEY, in_use=True)
+    refused = []
+    for number in range(5):
+        refused.append(table.open(f"refused {number}", in_use=True))
+        with pytest.raises(UnavailableError, match="This API key"):
+            refused[-1].count_for_key(KEY)
+    table.open("idle")
+    assert table.closed == []
+    table.open("c", "192.0.2.2", owner=OTHER, in_use=True)
+    assert table.closed == ["refused 0"]
+    refused[-1].count_for_key(OTHER)
+    assert table.shares.count_of_key(OTHER) == 2
+    table.open("d", "192.0.2.3")
+    assert table.closed == ["refused 0", "refused 1"]
+
+
 def test_full_table_closes_connections_without_a_key_first_and_none_that_is_in_use_with_a_key() -> None:
     table = Table()
     for number in range(3):

@@ -81,6 +81,16 @@ async def test_websocket_needs_a_key_and_hides_sandboxes_of_other_keys(tmp_path:
                 assert (refused.value.response.status_code, told["code"]) == (status, code)
 
 
+async def test_websocket_outlives_the_time_limit_of_a_request_head(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HEAD_TIMEOUT_S", 0.2)
+    async with terminal(at, http) as (_, connection):
+        reader, writer = await asyncio.open_unix_connection(str(at.service.settings.socket))
+        assert await reader.read() == b""  # the time limit of this later connection has passed
+        writer.close()
+        await connection.send(b"echo\n")
+        assert await connection.recv() == b"echo\r\n"
+
+
 async def test_websockets_count_as_connections(tmp_path: Path) -> None:
     async with bench(tmp_path, Settings(max_connections=2)) as at, client(at.service) as http, terminal(at, http) as (path, _):
         await http.aclose()  # an idle connection would be closed in favour of the next
