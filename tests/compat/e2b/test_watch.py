@@ -18,7 +18,13 @@ from tests.support.until import until as eventually
 PATIENCE_S = 20.0
 Kind = tuple[str, FilesystemEventType]
 
-CREATE, WRITE, REMOVE, RENAME = FilesystemEventType.CREATE, FilesystemEventType.WRITE, FilesystemEventType.REMOVE, FilesystemEventType.RENAME
+CREATE, WRITE, REMOVE, RENAME, CHMOD = (
+    FilesystemEventType.CREATE,
+    FilesystemEventType.WRITE,
+    FilesystemEventType.REMOVE,
+    FilesystemEventType.RENAME,
+    FilesystemEventType.CHMOD,
+)
 
 
 def kinds(events: Sequence[FilesystemEvent]) -> list[Kind]:
@@ -56,9 +62,21 @@ def test_events_of_a_write_can_be_taken_directly_after_it(sandbox: Sandbox) -> N
     handle = sandbox.files.watch_dir("direct")
     for number in range(5):
         sandbox.files.write(f"direct/{number}", "x")
-        assert (str(number), WRITE) in kinds(handle.get_new_events())
+        assert kinds(handle.get_new_events()) == [(str(number), CREATE), (str(number), CHMOD), (str(number), WRITE)]
     sandbox.commands.run("rm direct/0")
     assert ("0", REMOVE) in kinds(handle.get_new_events())
+    handle.stop()
+
+
+def test_events_of_a_write_in_a_new_folder_can_be_taken_directly_after_it(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("growing")
+    handle = sandbox.files.watch_dir("growing", recursive=True)
+    for number in range(5):
+        sandbox.files.make_dir(f"growing/{number}")
+        sandbox.files.write(f"growing/{number}/file", "x")
+        assert {(str(number), CREATE), (f"{number}/file", CREATE), (f"{number}/file", WRITE)} <= set(kinds(handle.get_new_events()))
+        sandbox.commands.run(f"mkdir growing/{number}/by; echo x > growing/{number}/by/program")
+        assert {(f"{number}/by/program", CREATE), (f"{number}/by/program", WRITE)} <= set(kinds(handle.get_new_events()))
     handle.stop()
 
 

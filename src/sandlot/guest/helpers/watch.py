@@ -7,6 +7,7 @@ Invariants:
 - With inotify, every change after the message ``{"watching": ...}`` is reported. If events were lost or a scan was incomplete, ``overflow`` is
   reported.
 - No link is followed. At most the requested number of folders is watched.
+- A file that is created with content is reported as created and modified.
 - Changes of one file within a short time are reported as one event, so a program that writes a gigabyte causes few events.
 - The watch ends when the watched folder is removed, moved or unmounted.
 """
@@ -58,7 +59,7 @@ class Batch:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, kind: str, path: str = "", *, folder: bool = False, source: str | None = None) -> None:
-        """Add an event to this batch. Omits duplicates, and modifications of an entry that the batch reports as created.
+        """Add an event to this batch. Omits duplicates.
 
         Args:
             kind: Kind of the event, such as ``CREATED``.
@@ -67,12 +68,22 @@ class Batch:
             source: Old path of a moved entry; None for other events.
         """
         if kind in {CREATED, MODIFIED, OVERFLOW}:
-            if (kind, path) in self._known or (kind == MODIFIED and (CREATED, path) in self._known):
+            if (kind, path) in self._known:
                 return
             self._known.add((kind, path))
         else:
             self._known -= {(CREATED, path), (MODIFIED, path)}
         self._events.append({"kind": kind, "path": path, "folder": folder, "from": source})
+
+    def add_found(self, path: str, status: os.stat_result) -> None:
+        """Add the events of an entry that was created unseen. A file with content was also modified."""
+        self.add(CREATED, path, folder=stat.S_ISDIR(status.st_mode))
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            self.add(MODIFIED, path)
+
+    def has_created(self, path: str) -> bool:
+        """Return True if the batch reports the entry as created."""
+        return (CREATED, path) in self._known
 
     def send(self) -> None:
         """Send the events of the batch to the host, at most ``MAX_EVENTS`` in one message."""
@@ -145,7 +156,7 @@ class InotifyWatcher:
             batch.add(CREATED, path, folder=folder)
             if folder:
                 self._entered(inside, batch)
-        elif event.mask & (inotify.MODIFY | inotify.ATTRIB):
+        elif event.mask & inotify.MODIFY or (event.mask & inotify.ATTRIB and not batch.has_created(path)):
             batch.add(MODIFIED, path, folder=folder)
 
     def _path(self, event: InotifyEvent) -> str:
@@ -181,7 +192,7 @@ class InotifyWatcher:
                     continue
             for name, found in folder.entries():
                 if batch is not None and inside not in known:
-                    batch.add(CREATED, f"{root}/{inside}/{name}", folder=stat.S_ISDIR(found.st_mode))
+                    batch.add_found(f"{root}/{inside}/{name}", found)
 
     def _leave(self, inside: str) -> None:
         """Remove the watches of a folder that was moved away, and of all folders below it."""
@@ -230,6 +241,8 @@ class PollingWatcher:
                 batch.add(MOVED, path, folder=key[2], source=source)
             elif earlier is None or earlier[:2] != key[:2]:
                 batch.add(CREATED, path, folder=key[2])
+                if key[3]:
+                    batch.add(MODIFIED, path)
             elif earlier != key and not key[2]:
                 batch.add(MODIFIED, path)
         for identity, path in gone.items():
@@ -245,7 +258,8 @@ class PollingWatcher:
                 if len(seen) == MAX_SCANNED:
                     return seen, False
                 folds = stat.S_ISDIR(found.st_mode)
-                seen[f"{root}/{folder.path(name)}"] = (found.st_dev, found.st_ino, folds, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+                seen[f"{root}/{folder.path(name)}"] = (found.st_dev, found.st_ino, folds, size, found.st_mtime_ns, found.st_ctime_ns)
             if not self._recursive:
                 break
         return seen, True

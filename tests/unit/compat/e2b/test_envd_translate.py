@@ -163,7 +163,7 @@ def test_file_events_are_translated() -> None:
     assert (told(FileEventKind.OVERFLOW, ""), told(FileEventKind.GONE, "/w")) == ([], [])
     part = f"/w/.{'a' * 32}.part"
     assert (told(FileEventKind.CREATED, part), told(FileEventKind.MODIFIED, part), told(FileEventKind.REMOVED, part)) == ([], [], [])
-    assert told(FileEventKind.MOVED, "/w/a", part) == [("a", "EVENT_TYPE_CREATE"), ("a", "EVENT_TYPE_WRITE")]
+    assert told(FileEventKind.MOVED, "/w/a", part) == [("a", f"EVENT_TYPE_{kind}") for kind in ("CREATE", "CHMOD", "WRITE")]
     assert [each["name"] for each in translate.file_events(FileEvent(FileEventKind.CREATED, "/a"), "/")] == ["a"]
 
 

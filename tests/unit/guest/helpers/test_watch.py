@@ -77,16 +77,19 @@ def test_changes_of_files_are_reported(tmp_path: Path, watch: Begin, by: str) ->
     watcher = watch(tmp_path, by=by)
     assert watcher.begun == {"watching": True, "by": by, "root": os.path.realpath(tmp_path)}
     (tmp_path / "new").write_text("new")
-    watcher.until(("created", "new", None))
+    assert watcher.until(("modified", "new", None))[0] == ("created", "new", None)
+    (tmp_path / "empty").touch()
     (tmp_path / "old").write_text("newer")
-    watcher.until(("modified", "old", None))
+    assert ("modified", "empty", None) not in watcher.until(("created", "empty", None), ("modified", "old", None))
     (tmp_path / "new").rename(tmp_path / "sub/moved")
     watcher.until(("moved", "sub/moved", "new"))
     (tmp_path / "sub/moved").unlink()
     watcher.until(("removed", "sub/moved", None))
     (tmp_path / "deep/er").mkdir(parents=True)
     (tmp_path / "deep/er/file").write_text("x")
-    found = watcher.until(("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None))
+    found = watcher.until(
+        ("created", "deep", None), ("created", "deep/er", None), ("created", "deep/er/file", None), ("modified", "deep/er/file", None)
+    )
     assert len(found) == len(set(found)), "nothing twice"
 
 

@@ -33,9 +33,9 @@ MAX_ATTRIBUTE_NAME_BYTES, MAX_METADATA_BYTES = 255, 4096
 """Limits of xattr(7), and of ext4 for all attributes of a file."""
 _NAMES: Mapping[int, str] = {0: "root", 1000: "user"}
 
-CREATE, WRITE, REMOVE, RENAME = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME"))
+CREATE, WRITE, REMOVE, RENAME, CHMOD = (f"EVENT_TYPE_{word}" for word in ("CREATE", "WRITE", "REMOVE", "RENAME", "CHMOD"))
 _KINDS: Mapping[str, str] = {FileEventKind.CREATED: CREATE, FileEventKind.MODIFIED: WRITE, FileEventKind.REMOVED: REMOVE}
-"""Kind of event -> type of E2B. A changed mode is a modification; EVENT_TYPE_CHMOD is never sent."""
+"""Kind of event -> type of E2B. A mode that a program changes is a modification."""
 
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
 """Names of incomplete uploads (``guest/fs/transfers.py``)."""
@@ -237,7 +237,8 @@ def permissions(kind: str, mode: int) -> str:
 def file_events(event: FileEvent, root: str) -> list[dict[str, Any]]:
     """Return an event of a watched directory as events of E2B. A move is a rename of the old path and a creation of the new path.
 
-    An upload through this service writes a temporary file and moves it; its events are a creation and a write of the final path.
+    An upload through this service writes a temporary file and moves it; its events are those of E2B for
+    a new file at the final path: a creation, a change of its owner, and a write.
 
     Args:
         event: The event.
@@ -247,7 +248,7 @@ def file_events(event: FileEvent, root: str) -> list[dict[str, Any]]:
         return []
     if event.kind is FileEventKind.MOVED and _PART.fullmatch(posixpath.basename(event.source or "")):
         name = _relative(event.path, root)
-        return [{"name": name, "type": CREATE}, {"name": name, "type": WRITE}]
+        return [{"name": name, "type": kind} for kind in (CREATE, CHMOD, WRITE)]
     if event.kind is FileEventKind.MOVED:
         return [{"name": _relative(event.source or "", root), "type": RENAME}, {"name": _relative(event.path, root), "type": CREATE}]
     kind = _KINDS.get(event.kind)
