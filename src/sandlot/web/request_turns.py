@@ -5,7 +5,8 @@ would hold up those of all other keys.
 
 With turns alone, a key that always has a request waiting would use all of the service's processor time, and each step of another key's request
 would wait for a step of its requests. So while several keys are active, each gets a share of the time. What a request will cost is not known: the
-median of the latest requests is taken, and more for a large body. A key that is alone does not wait.
+median of the latest requests is taken, and more for a large body. A key that is alone does not wait. Requests
+without a key count as those of one key, but a key beside them is alone.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class RequestTurns:
         return key.paid_s - CREDIT_S * SHARES <= now_s or self._is_alone(key, now_s)
 
     def _is_alone(self, key: _Key, now_s: float) -> bool:
-        return all(other is key or (not other.waiting and now_s - other.active_s >= ACTIVE_S) for other in self._keys.values())
+        return all(owner is None or other is key or (not other.waiting and now_s - other.active_s >= ACTIVE_S) for owner, other in self._keys.items())
 
     def _charge(self, owner: OwnerId | None, key: _Key, now_s: float, body_s: float) -> None:
         """Charge a request that begins to its key, whose turn comes after those of all others."""

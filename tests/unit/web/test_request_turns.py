@@ -25,7 +25,7 @@ class Requests:
     def send(self, owner: OwnerId | None, count: int = 1, body_bytes: int = 0) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._begin(owner, body_bytes)) for _ in range(count)]
 
-    async def repeat(self, owner: OwnerId, pause_s: float) -> None:
+    async def repeat(self, owner: OwnerId | None, pause_s: float) -> None:
         """Send one request after another."""
         while True:
             await self._begin(owner, 0)
@@ -97,6 +97,22 @@ def test_key_that_is_alone_does_not_wait() -> None:
         began_s = asyncio.get_running_loop().time()
         await asyncio.gather(*requests.send(FIRST, 2000))
         assert asyncio.get_running_loop().time() == began_s
+
+    run(program)
+
+
+def test_requests_without_a_key_slow_no_key_down() -> None:
+    async def program(requests: Requests) -> None:
+        checks = asyncio.create_task(requests.repeat(None, 0.1))
+        began_s = asyncio.get_running_loop().time()
+        await asyncio.gather(*requests.send(FIRST, 2000))
+        assert asyncio.get_running_loop().time() == began_s
+        floods = requests.send(None, 2000)
+        calls = asyncio.create_task(requests.repeat(FIRST, 0.1))
+        await asyncio.sleep(1)
+        assert not floods[-1].done()
+        for task in (*floods, checks, calls):
+            task.cancel()
 
     run(program)
 
