@@ -126,7 +126,8 @@ class SocketStream:
             data: Bytes for the socket.
             credit: Number of bytes that the host may send again after ``data`` was written or dropped (flow control).
         """
-        if channel != BODY or self._is_output_dropped:
+        # An empty piece must not be queued: sendmsg(2) of empty pieces returns 0, and nothing would ever be removed from the queue.
+        if channel != BODY or self._is_output_dropped or not data:
             self._stream.consumed(credit)
             return
         self._output.append((memoryview(data), credit))
