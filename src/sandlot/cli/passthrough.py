@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import signal
@@ -21,8 +22,10 @@ import anyio
 
 from sandlot.cli.output import note
 from sandlot.sdk import CommandResult, ErrorCode, Output, SandlotError
+from sandlot.sdk._async.backend import INPUT_BYTES
 
-CHUNK_BYTES = 64 * 1024
+PIPE_BYTES = 1024 * 1024
+"""Capacity that a pipe at standard input gets, the largest that users may set by default (pipe(7))."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_TIMED_OUT = 124
 """Exit status of a timeout, as of timeout(1)."""
@@ -108,13 +111,16 @@ def failure_status(error: SandlotError) -> int | None:
 
 
 async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:
-    """Yield chunks of standard input as they arrive."""
+    """Yield chunks of standard input as they arrive. Each chunk costs a request, so the chunks are as large as the input allows."""
+    with suppress(OSError):  # no pipe, or a user that has no more memory for pipes: the capacity stays as it is
+        if fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with suppress(OSError):  # a closed descriptor, or a terminal of another process group: the input has ended
         pollable = _pollable(descriptor)
         while True:
             if pollable:
                 await anyio.wait_readable(descriptor)
-            piece = os.read(descriptor, CHUNK_BYTES)
+            piece = os.read(descriptor, INPUT_BYTES)
             if not piece:
                 return
             yield piece

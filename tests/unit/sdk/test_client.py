@@ -13,6 +13,7 @@ import pytest
 
 from sandlot.model.errors import ErrorCode, InternalError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.sdk import AsyncSandbox, Client, Sandbox, VersionInfo, local_service, retries
+from sandlot.sdk._async.backend import INPUT_BYTES
 from sandlot.sdk.http import ConnectionLostError
 from tests.support.archives import archive, entry
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, Seen, events, problem
@@ -261,9 +262,9 @@ def _until_fed(fed: list[bytes]) -> Any:  # noqa: ANN401 - an iterable in place 
 
 def test_a_piece_of_standard_input_that_is_sent_again_says_where_it_belongs(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, {"id": "p1", "pid": 1}), Reply(200, {"stdin_bytes": 1}), problem(503, "busy", retryable=True), Reply(200), Reply(204))
-    sandbox.commands.run("cat", stdin=b"\xff" * 262_145, background=True)
+    sandbox.commands.run("cat", stdin=b"\xff" * (INPUT_BYTES + 1), background=True)
     sent = [(seen.query, len(seen.body)) for seen in service.seen if seen.method == "POST" and seen.path.endswith("/stdin")]
-    assert sent == [("offset=0", 262_144), ("offset=262144", 1), ("offset=262144", 1)]
+    assert sent == [("offset=0", INPUT_BYTES), (f"offset={INPUT_BYTES}", 1), (f"offset={INPUT_BYTES}", 1)]
 
 
 def test_what_fails_in_the_callers_data_is_raised_there_and_standard_input_ends(service: Script, sandbox: Sandbox) -> None:
@@ -284,26 +285,29 @@ def test_standard_input_that_the_service_refuses_is_an_error_and_ends(service: S
     with pytest.raises(SandlotError) as caught:
         sandbox.commands.run("cat", stdin=iter([b"a", b"b"]))
     assert caught.value.code is ErrorCode.TOO_LARGE
-    assert fed == [b"a", b"<end>"]
+    assert fed == [b"ab", b"<end>"]
 
 
 def test_a_command_that_takes_no_more_input_is_no_error(service: Script, sandbox: Sandbox) -> None:
     fed: list[bytes] = []
     feeding(service, fed, refused=problem(409, "conflict"))
     assert sandbox.commands.run("true", stdin=iter([b"a", b"b"])).exit_code == 0
-    assert fed == [b"a", b"<end>"]
+    assert fed == [b"ab", b"<end>"]
 
 
-async def test_async_pieces_of_standard_input_are_sent_with_their_offsets(service: Script, async_sandbox: AsyncSandbox) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"a"
-        yield b"bc"
+async def test_async_chunks_of_standard_input_are_sent_with_their_offset(service: Script, async_sandbox: AsyncSandbox) -> None:
+    large = b"a" * INPUT_BYTES
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield large
+        yield b"b"
+        yield b"c"
 
     fed: list[bytes] = []
     feeding(service, fed)
-    assert (await async_sandbox.commands.run("cat", stdin=pieces())).exit_code == 0
-    assert fed == [b"a", b"bc", b"<end>"]
-    assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", "offset=1", ""]
+    assert (await async_sandbox.commands.run("cat", stdin=chunks())).exit_code == 0
+    assert fed == [large, b"bc", b"<end>"]
+    assert [seen.query for seen in service.seen if seen.path.endswith("/stdin")] == ["offset=0", f"offset={INPUT_BYTES}", ""]
 
 
 def test_a_background_command_is_read_from_where_its_handle_stands(service: Script, sandbox: Sandbox) -> None:

@@ -190,7 +190,7 @@ class ProcessManager:
             err_read, err_write = open_pipe(roomy=True)
             opened += [err_read, err_write]
             if args["stdin"]:
-                in_read, in_write = open_pipe()
+                in_read, in_write = open_pipe(roomy=True)
                 opened += [in_read, in_write]
             else:
                 in_read, in_write = self._spawner.dev_null, -1

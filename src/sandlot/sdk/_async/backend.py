@@ -34,6 +34,8 @@ Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes] | AsyncIte
 
 CHUNK_BYTES = 256 * 1024
 """Size of the chunks in which files are read and sent."""
+INPUT_BYTES = 4 * 1024 * 1024
+"""Largest chunk of standard input. Each chunk is a request of its own, so that it can be repeated."""
 CLEANUP_S = 30.0
 KEEP_ALIVE_S = 60.0
 """Seconds for which an idle connection is kept; the service keeps connections longer."""
@@ -145,16 +147,20 @@ async def beside() -> AsyncIterator[Callable[..., object]]:
         raise failure
 
 
-async def chunks(data: Data) -> AsyncIterator[bytes]:
-    """Iterate over data in chunks; a file is read as fast as the chunks are used."""
+async def chunks(data: Data, size: int = CHUNK_BYTES) -> AsyncIterator[bytes]:
+    """Iterate over data in chunks of at most ``size`` bytes; an iterable has chunks of its own.
+
+    A file is read as fast as the chunks are used. A chunk of a pipe or socket has what has arrived.
+    """
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):
         view = memoryview(data)
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield bytes(view[start : start + CHUNK_BYTES])
+        for start in range(0, len(view), size):
+            yield bytes(view[start : start + size])
     elif hasattr(data, "read"):
-        while piece := await in_thread(data.read, CHUNK_BYTES):
+        read = getattr(data, "read1", data.read)
+        while piece := await in_thread(read, size):
             yield piece.encode() if isinstance(piece, str) else piece
     elif isinstance(data, AsyncIterable):
         async for piece in data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
@@ -179,10 +179,7 @@ class AsyncCommands:
         response = await self._transport.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(response["id"]), pid=response.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
-            sent = 0
-            async for piece in backend.chunks(stdin):
-                await handle.send_stdin(piece, offset=sent)
-                sent += len(piece)
+            await _write_input(self._transport, f"{self._path}/{handle.id}", stdin)
             await handle.close_stdin()
         return handle
 
@@ -211,12 +208,8 @@ class AsyncCommands:
 
     async def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
-        sent = 0
         try:
-            async for piece in backend.chunks(stdin):
-                # With the offset, a piece that is sent twice is written once.
-                await write_stdin(self._transport, path, piece, sent)
-                sent += len(piece)
+            await _write_input(self._transport, path, stdin)
         except Exception as error:  # noqa: BLE001 - raised again by the caller, also errors of the caller's own iterator
             if not _is_input_closed(error):
                 failures.append(error)
@@ -430,7 +423,44 @@ async def send_signal(transport: AsyncTransport, path: str, signal: str | int) -
     return bool(response.get("running", True))
 
 
-async def write_stdin(transport: AsyncTransport, path: str, data: str | bytes, offset: int | None = None) -> int:
+async def _write_input(transport: AsyncTransport, path: str, stdin: backend.Data) -> None:
+    """Write a whole input. A request carries at most ``backend.INPUT_BYTES``, and one chunk more if the input is an iterable.
+
+    The chunks of an iterable are sent as they come, and are kept until their request has ended: if it fails and can be repeated, they are sent
+    again. With the offset, bytes that arrived already are not written twice.
+    """
+    rest, kept, sent = backend.chunks(stdin, backend.INPUT_BYTES), list[bytes](), 0
+    failures: list[Exception] = []
+    is_more = True
+
+    async def take() -> AsyncIterator[bytes]:
+        nonlocal is_more
+        size = 0
+        try:
+            async for chunk in rest:
+                kept.append(chunk)
+                size += len(chunk)
+                yield chunk
+                if size >= backend.INPUT_BYTES:
+                    return
+        except Exception as error:  # noqa: BLE001 - an error of the caller's own iterator ends the input, and is raised after it
+            failures.append(error)
+        is_more = False
+
+    while is_more:
+        kept.clear()
+        try:
+            await write_stdin(transport, path, take(), sent)
+        except SandlotError as error:
+            if not (error.retryable or responses.cut_by_hibernation(error)):
+                raise
+            await write_stdin(transport, path, b"".join(kept), sent)
+        sent += sum(map(len, kept))
+    if failures:
+        raise failures[0]
+
+
+async def write_stdin(transport: AsyncTransport, path: str, data: str | bytes | AsyncIterable[bytes], offset: int | None = None) -> int:
     """Write to the standard input of a process; waits without limit while the process does not read."""
     content = requests.encode_text(data) if isinstance(data, str) else data
     response = await transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)

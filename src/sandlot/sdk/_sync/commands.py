@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
@@ -180,10 +180,7 @@ class Commands:
         response = self._transport.request("POST", self._path, body=body)
         handle = self._handle(Transcript(id=str(response["id"]), pid=response.get("pid")), on_stdout, on_stderr)
         if stdin is not None:
-            sent = 0
-            for piece in backend.chunks(stdin):
-                handle.send_stdin(piece, offset=sent)
-                sent += len(piece)
+            _write_input(self._transport, f"{self._path}/{handle.id}", stdin)
             handle.close_stdin()
         return handle
 
@@ -212,12 +209,8 @@ class Commands:
 
     def _feed(self, process: str, stdin: backend.Data, failures: builtins.list[Exception]) -> None:
         path = f"{self._path}/{process}"
-        sent = 0
         try:
-            for piece in backend.chunks(stdin):
-                # With the offset, a piece that is sent twice is written once.
-                write_stdin(self._transport, path, piece, sent)
-                sent += len(piece)
+            _write_input(self._transport, path, stdin)
         except Exception as error:  # noqa: BLE001 - raised again by the caller, also errors of the caller's own iterator
             if not _is_input_closed(error):
                 failures.append(error)
@@ -429,7 +422,44 @@ def send_signal(transport: Transport, path: str, signal: str | int) -> bool:
     return bool(response.get("running", True))
 
 
-def write_stdin(transport: Transport, path: str, data: str | bytes, offset: int | None = None) -> int:
+def _write_input(transport: Transport, path: str, stdin: backend.Data) -> None:
+    """Write a whole input. A request carries at most ``backend.INPUT_BYTES``, and one chunk more if the input is an iterable.
+
+    The chunks of an iterable are sent as they come, and are kept until their request has ended: if it fails and can be repeated, they are sent
+    again. With the offset, bytes that arrived already are not written twice.
+    """
+    rest, kept, sent = backend.chunks(stdin, backend.INPUT_BYTES), list[bytes](), 0
+    failures: list[Exception] = []
+    is_more = True
+
+    def take() -> Iterator[bytes]:
+        nonlocal is_more
+        size = 0
+        try:
+            for chunk in rest:
+                kept.append(chunk)
+                size += len(chunk)
+                yield chunk
+                if size >= backend.INPUT_BYTES:
+                    return
+        except Exception as error:  # noqa: BLE001 - an error of the caller's own iterator ends the input, and is raised after it
+            failures.append(error)
+        is_more = False
+
+    while is_more:
+        kept.clear()
+        try:
+            write_stdin(transport, path, take(), sent)
+        except SandlotError as error:
+            if not (error.retryable or responses.cut_by_hibernation(error)):
+                raise
+            write_stdin(transport, path, b"".join(kept), sent)
+        sent += sum(map(len, kept))
+    if failures:
+        raise failures[0]
+
+
+def write_stdin(transport: Transport, path: str, data: str | bytes | Iterable[bytes], offset: int | None = None) -> int:
     """Write to the standard input of a process; waits without limit while the process does not read."""
     content = requests.encode_text(data) if isinstance(data, str) else data
     response = transport.request("POST", f"{path}/stdin", params=requests.omit_none(offset=offset), content=content, read_timeout_s=None)
