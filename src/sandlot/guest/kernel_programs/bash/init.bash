@@ -6,7 +6,7 @@
 # - In PROMPT_COMMAND, a cell runs outside functions, so that `return` does not end the loop, and `declare` creates global variables.
 #
 # Descriptors, with numbers above those that programs close when they close all:
-# - 760: pipe from which the shell reads the number of the next cell.
+# - 760: pipe from which the shell reads the number of the next cell: a line that begins with `#`, so that the rest of a line is no number.
 # - 761: pipe to which the shell writes that it is ready, and how a cell has ended.
 # - 762: standard error of cells.
 # - 763: memory file with four texts, each followed by a NUL: the number of the cell, commands of the kernel to run before the cell, the cell, and
@@ -84,15 +84,18 @@ __sandlot_over() {
 # Waits for the next cell and reads its texts. Ends the shell if the loop's descriptors or builtins are gone.
 __sandlot_next() {
     builtin printf 'ready 0\n' >&761
-    while builtin mapfile -u 760 -n 1 -t __sandlot_number && [[ ${__sandlot_number[0]-} ]]; do
-        [[ ${__sandlot_number[0]} == "${__sandlot_ran-}" ]] && builtin continue
+    while builtin mapfile -u 760 -n 1 -t __sandlot_number && [[ ${__sandlot_number[0]+set} ]]; do
+        # An interrupted mapfile has left the rest of a line unread. This function has since begun again, so kernel.py sends the number again.
+        [[ ${__sandlot_number[0]} == '#'?* ]] || builtin continue
+        __sandlot_number=${__sandlot_number[0]#?}
+        [[ $__sandlot_number == "${__sandlot_ran-}" ]] && builtin continue
         builtin mapfile -u 763 -d '' -n 4 -t __sandlot_texts || builtin break
-        if [[ ${__sandlot_number[0]} == "${__sandlot_texts[0]-}" ]]; then
+        if [[ $__sandlot_number == "${__sandlot_texts[0]-}" ]]; then
             __sandlot_busy=1 __sandlot_how=accepted
-            __sandlot_ran=${__sandlot_number[0]} # must come last: if an interrupt arrives earlier, kernel.py sends the number of the cell again
+            __sandlot_ran=$__sandlot_number # must come last: if an interrupt arrives earlier, kernel.py sends the number of the cell again
             builtin return 0
         fi
-        builtin printf 'ready 0\n' >&761 # ask for the number again: an interrupted mapfile has left a part of its input unread
+        builtin printf 'ready 0\n' >&761 # ask for the number again: an interrupted mapfile has read a part of the texts
     done
     builtin exit 1
     [[ '' ]] # ends the loop if there is no builtin named builtin, and thereby the shell: its standard input is empty
@@ -133,7 +136,7 @@ __sandlot_fail() {
         __sandlot_failed=$1
         [[ ${PROMPT_COMMAND@a} == *r* ]] || PROMPT_COMMAND=("$__sandlot_loop" "$__sandlot_loop")
         builtin trap - INT # a trap of a cell would run instead of the interrupt
-        builtin kill -INT $$
+        builtin kill -INT "$$"
     fi
 }
 

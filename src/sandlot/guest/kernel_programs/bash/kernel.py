@@ -107,7 +107,7 @@ class Shell:
     def _start_cell(self) -> None:
         os.lseek(self.cell_fd, 0, os.SEEK_SET)  # bash shares the file offset
         try:
-            os.write(self.commands_fd, b"%d\n" % self._number)
+            os.write(self.commands_fd, b"#%d\n" % self._number)
         except BrokenPipeError:
             return  # bash has ended and is about to be reaped
 

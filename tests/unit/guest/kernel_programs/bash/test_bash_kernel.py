@@ -240,7 +240,7 @@ def test_failed_command_under_set_e_keeps_the_shell_whatever_its_traps_are(shell
             outcome = shell.run(f"kept=yes; set -e\n{traps}\n(exit 4)\necho never")
             assert (outcome.stdout, outcome.errors) == (output, [("ExitStatus", "4")])
             assert shell.run("trap - ERR EXIT; echo $kept").stdout == "yes\n"
-            shell.run("kill -9 $$")
+            shell.run('kill -9 "$$"')  # quoted, because IFS may contain digits
 
 
 def test_debug_and_return_traps_see_only_commands_of_cells(shell: Piped) -> None:
@@ -261,7 +261,7 @@ def test_end_of_the_shell_between_two_cells_is_reported_in_the_second(shell: Pip
 
 
 def test_interrupt_keeps_the_shell_whatever_its_prompt_and_timeout_are(shell: Piped, subtests: pytest.Subtests) -> None:
-    for code in ["PROMPT_COMMAND='echo prompt'", "PROMPT_COMMAND='break; return 3'", "printf() { :; }; builtin() { :; }", "IFS=1"]:
+    for code in ["PROMPT_COMMAND='echo prompt'", "PROMPT_COMMAND='break; return 3'", "printf() { :; }; builtin() { :; }", "set -o posix; IFS=1"]:
         with subtests.test(code=code):
             cell = shell.begin(f'kept=yes; {code}\necho "$$"\nsleep 300')
             pid = shell.until(cell, lambda outcome: outcome.stdout.endswith("\n")).stdout.strip()
@@ -269,7 +269,21 @@ def test_interrupt_keeps_the_shell_whatever_its_prompt_and_timeout_are(shell: Pi
                 time.sleep(0.01)  # sleep was not started yet
             assert shell.stop(cell).errors == [("KeyboardInterrupt", "")]
             assert shell.run('echo "<$kept>"').stdout == "<yes>\n"
-            shell.run("kill -9 $$")
+            shell.run('kill -9 "$$"')  # quoted, because IFS may contain digits
+
+
+def test_rest_of_a_line_that_an_interrupted_shell_left_unread_is_skipped(shell: Piped) -> None:
+    pid = shell.run('kept=yes; echo "$$"').stdout.strip()
+    for rest in (b"\n", b"2\n", b"#1\n", b"\n\n"):
+        Path(f"/proc/{pid}/fd/760").write_bytes(rest)
+        assert shell.run('echo "<$kept>"').stdout == "<yes>\n"
+
+
+def test_failed_command_ends_only_its_cell_if_ifs_contains_digits(shell: Piped) -> None:
+    shell.run("kept=yes; IFS=0123456789; set -e")
+    outcome = shell.run("false; echo never")
+    assert (outcome.stdout, outcome.errors) == ("", [("ExitStatus", "1")])
+    assert shell.run('echo "<$kept>"').stdout == "<yes>\n"
 
 
 def test_timeout_of_the_shell_does_not_end_it(shell: Piped) -> None:
