@@ -191,11 +191,51 @@ def test_next_install_repairs_what_a_killed_install_left(quick: Sandbox) -> None
     assert typed(quick, "python3 -c 'import six'") == ""
 
 
+@pytest.fixture(scope="module")
+def java(service: LocalService) -> Iterator[Sandbox]:
+    with service.create(timeout=1200) as made:
+        done = made.install("openjdk-17-jdk-headless", manager="apt")
+        assert done.exit_code == 0, done.stderr
+        yield made
+
+
 @pytest.mark.soak
-def test_java_of_debian_is_installed(sandbox: Sandbox) -> None:
-    done = sandbox.install("openjdk-17-jdk-headless", manager="apt")
-    assert done.exit_code == 0, done.stderr
-    assert "17." in typed(sandbox, "java -version 2>&1")
+def test_java_of_debian_is_installed(java: Sandbox) -> None:
+    assert "17." in typed(java, "java -version 2>&1")
+
+
+GREEDY = """
+import java.nio.ByteBuffer;
+import java.util.*;
+
+public class Greedy {
+    public static void main(String[] given) {
+        List<Object> kept = new ArrayList<>();
+        while (true) {
+            Object more = given[0].equals("heap") ? new byte[8 << 20] : ByteBuffer.allocateDirect(8 << 20);
+            if (more instanceof byte[]) Arrays.fill((byte[]) more, (byte) 1);
+            else for (int at = 0; at < 8 << 20; at += 4096) ((ByteBuffer) more).put(at, (byte) 1);
+            kept.add(more);
+        }
+    }
+}
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["heap", "direct"])
+def test_java_program_that_fills_the_memory_ends_alone(java: Sandbox, where: str) -> None:
+    java.files.write("/workspace/Greedy.java", GREEDY)
+    kept = java.commands.run("sleep 900", background=True)
+    done = java.commands.run(f"java -Xmx64g -XX:MaxDirectMemorySize=64g Greedy.java {where}", timeout=300)
+    assert (done.exit_code, done.reason) == (137, "oom"), done.stderr
+    # The limit of the virtual machine is smaller than that of the sandbox.
+    done = java.commands.run(f"java -Xmx128m -XX:MaxDirectMemorySize=64m Greedy.java {where}", timeout=300)
+    assert "OutOfMemoryError" in done.stderr
+    assert done.exit_code == 1
+    assert kept.poll() is None
+    kept.kill()
+    assert java.run_code("6 * 7").text == "42"
 
 
 @pytest.mark.soak
