@@ -39,6 +39,28 @@ Each stream to this service carries the bytes of one TCP connection on channel 0
 PACKAGES_PORT = 4479
 """Port on 127.0.0.1 inside the sandbox on which the guest accepts connections of package managers. The images configure this port."""
 
+CONNECT = "connect"
+"""Name of the service through which the host connects a sandbox to a destination on the network.
+
+The arguments are ``host`` (str: a name in lower case, or an IPv4 address) and ``port`` (int). The stream carries the bytes of one TCP connection on
+channel 0, in both directions. The host resets the stream if the destination is refused or the connection is interrupted.
+"""
+DNS = "dns"
+"""Name of the service through which the host resolves records other than addresses.
+
+The arguments are ``name`` (str, in lower case) and ``type`` (str: ``MX``, ``SRV``, ``TXT``, ``CNAME`` or ``CAA``). The host sends the response, a DNS
+message without EDNS (RFC 1035, 4.1) to a question with this name and type, on channel 0, and then END. The host resets the stream if the name is
+refused.
+"""
+NETWORK_ADDRESS = "192.0.2.2"
+"""Address of the sandbox's network card. The network 192.0.2.0/24 is never routed (RFC 5737)."""
+NAMESERVER = "192.0.2.1"
+"""Address of the name server in ``/etc/resolv.conf``. No host has the address: DNS queries to all addresses are redirected to the guest."""
+CAPTURE_PORT = 4478
+"""Port on 127.0.0.1 inside the sandbox to which all TCP connections to other addresses are redirected."""
+DNS_PORT = 4453
+"""Port on 127.0.0.1 inside the sandbox to which all DNS queries over UDP are redirected."""
+
 OUTPUT_BUFFER_BYTES = 1024 * 1024
 """Number of output bytes that the guest keeps of each channel, so that a client that attaches later can read them. The newest bytes are kept."""
 
