@@ -213,8 +213,9 @@ class Settings:
         packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
         webhooks_allow: Networks that webhooks may use although they are not public, such as ``10.1.2.0/24``.
-        low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep. Calls
-            get faster and the host uses more power. Only a host with /dev/cpu_dma_latency has the effect.
+        low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
+            Commands and requests for files get up to a tenth faster, and the host uses more power. Only a host with /dev/cpu_dma_latency has the
+            effect.
         idle_exit_s: Seconds without a sandbox after which a local service ends, at least 1.
         log_level: debug, info, warning or error.
         log_format: auto (text on a terminal, JSON lines elsewhere), text or json.
