@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import Inside
+from tests.support.lives import Inside, house, wake
 
 RESIZE = """
 import fcntl, os, pty, signal, struct, termios
@@ -56,3 +57,18 @@ async def test_terminal_of_a_program_has_no_dev_tty(inside: Inside) -> None:
 async def test_resized_terminal_of_a_program_gets_no_signal(inside: Inside) -> None:
     assert await inside.sh(f'python3 -c "{RESIZE.replace("NUMBER", "signal.SIGUSR1")}"') == "ready SIGUSR1 (50, 132)\n"
     assert await inside.sh(f'python3 -c "{RESIZE.replace("NUMBER", "signal.SIGWINCH")}"') == "ready SIGWINCH (50, 132)\n"
+
+
+async def test_clocks_of_a_copy_count_from_the_boot_of_its_source(tmp_path: Path) -> None:
+    """The source sleeps, so that its clocks are ahead of those of a sandbox that has just started."""
+    read = "cut -d' ' -f1 /proc/uptime; python3 -c 'import time; print(time.monotonic())'"
+    async with house(tmp_path, "base") as here:
+        source = await here.open()
+        await wake(source, "sb-source")
+        await source.sh("sleep 2")
+        before = [float(number) for number in (await source.sh(read)).split()]
+        (copy,) = await here.copies(source, 1)
+        await wake(copy, "sb-copy")
+        after = [float(number) for number in (await copy.sh(read)).split()]
+
+    assert all(late >= early for late, early in zip(after, before, strict=True)), (before, after)

@@ -81,6 +81,7 @@ def test_burst_is_served_from_the_pool_and_then_by_booting(service: LocalService
         assert claims["warm"] + claims["restored"] + claims["prepared"] == 4
         assert len({box.id for box in boxes}) == 4
         assert {box.run_code("print(6 * 7)").stdout for box in boxes} == {"42\n"}
+        assert len({box.files.read("/proc/sys/kernel/random/boot_id") for box in boxes}) == 4
         for box in boxes:
             box.kill()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from sandlot.guest.boot_id import BootId
 from sandlot.guest.loop import log
 from sandlot.guest.process.accounts import build_environment, lookup_account
 from sandlot.protocol.fast_imports import blake2b
@@ -33,9 +34,10 @@ class SandboxIdentity:
         workspace: Default working directory of processes.
         began_s: Time from which the uptime is counted, in seconds of the loop's clock: the start of the guest or, in a copy of a
             sandbox, the first wake of the copy.
+        boot_id: Boot id of the sandbox. A copy gets another one.
     """
 
-    __slots__ = ("_drawn", "_loop", "_seed", "began_s", "env", "sandbox_id", "workspace")
+    __slots__ = ("_drawn", "_loop", "_seed", "began_s", "boot_id", "env", "sandbox_id", "workspace")
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -45,6 +47,7 @@ class SandboxIdentity:
         self.env: dict[str, str] = {}
         self.workspace = "/"
         self.began_s = loop.time()
+        self.boot_id = BootId(is_active=os.getpid() == 1)
 
     def become(self, sandbox_id: str, env: dict[str, str], workspace: str, entropy: bytes) -> None:
         """Take over the identity that the host has sent with ``guest.wake``.
@@ -56,12 +59,15 @@ class SandboxIdentity:
                 ``user``. If the creation fails, the home directory of this account is used instead.
             entropy: Random bytes that the host sends to this sandbox only, for this wake only.
         """
-        if self.sandbox_id and self.sandbox_id != sandbox_id:
+        is_copy = self.sandbox_id not in {"", sandbox_id}
+        if is_copy:
             self.began_s = self._loop.time()
         self.sandbox_id = sandbox_id
         self.env = env
         self._seed = entropy
         _add_kernel_entropy(entropy)
+        if is_copy:
+            self.boot_id.replace(self.fresh_entropy())
         self.workspace = _create_workspace(workspace)
 
     def environment(self, account: Account, *layers: dict[str, str]) -> dict[str, str]:

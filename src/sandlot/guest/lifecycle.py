@@ -122,6 +122,11 @@ class GuestLifecycle:
             self._wake_scripts.start()
         call.result(python=python)
 
+    def warm(self, call: Call) -> None:
+        """Handle ``guest.warm``: prepare what takes time in copies of this sandbox, and a spare kernel."""
+        self._identity.boot_id.prepare()
+        self._kernels.warm(call)
+
     def checkpoint(self, call: Call) -> None:
         """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock for a checkpoint; if False, start the clock again."""
         armed = call.args["armed"]

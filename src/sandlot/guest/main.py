@@ -120,7 +120,7 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
             "guest.limit": lifecycle.set_limits,
             "guest.checkpoint": lifecycle.checkpoint,
             "guest.deadline": lifecycle.set_deadline,
-            "guest.warm": kernels.warm,
+            "guest.warm": lifecycle.warm,
             "guest.shutdown": lifecycle.shutdown,
             "process.start": processes.start,
             "process.attach": processes.attach,

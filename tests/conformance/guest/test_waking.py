@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -222,3 +223,40 @@ async def test_guest_left_armed_or_quiesced_is_woken_by_the_next_service(tmp_pat
         assert inside.link.asleep
         await wake(inside, "sb-one", LIFE="3")
         assert await shown(inside, "print(kept, os.environ['LIFE'])") == "1 3\n"
+
+
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+
+
+@pytest.mark.parametrize("warmed", [True, False])
+async def test_copies_of_one_image_have_different_boot_ids(tmp_path: Path, *, warmed: bool) -> None:
+    async with house(tmp_path, "base") as here:
+        source = await here.open()
+        await wake(source, "sb-source")
+        if warmed:
+            await source.link.warm()
+        first = await source.sh(BOOT_ID)
+        copies = await here.copies(source, 2)
+        for number, copy in enumerate(copies):
+            await wake(copy, f"sb-copy-{number}")
+        await copies[0].sh("rm -rf /run/sandlot", user=User.ROOT)
+        (inner,) = await here.copies(copies[0], 1)
+        await wake(inner, "sb-inner")
+
+        ids = [await each.sh(BOOT_ID) for each in (source, *copies, inner)]
+
+    assert ids[0] == first, "the source keeps its own"
+    assert len(set(ids)) == len(ids)
+    assert all(str(uuid.UUID(id_.strip())) + "\n" == id_ and uuid.UUID(id_.strip()).version == 4 for id_ in ids)
+
+
+async def test_hostile_files_in_place_of_the_boot_id_delay_no_copy(tmp_path: Path) -> None:
+    async with house(tmp_path, "base") as here:
+        source = await here.open()
+        await wake(source, "sb-source")
+        await source.sh("rm -rf /run/sandlot; ln -s /etc /run/sandlot; mkfifo /etc/boot_id", user=User.ROOT)
+        (copy,) = await here.copies(source, 1)
+
+        await wake(copy, "sb-copy")
+
+        assert await copy.sh("echo works") == "works\n"

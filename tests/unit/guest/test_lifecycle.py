@@ -11,6 +11,7 @@ import pytest
 
 from sandlot.guest import identity as identity_module
 from sandlot.guest import lifecycle as module
+from sandlot.guest.boot_id import BootId
 from sandlot.guest.connection import LinkConnection
 from sandlot.guest.identity import SandboxIdentity
 from sandlot.guest.kernels.manager import KernelManager
@@ -60,6 +61,7 @@ class Machine:
             (KernelManager, "on_copied", "forget cells"),
             (PidLimit, "set", "limits"),
             (WakeScripts, "start", "scripts"),
+            (BootId, "replace", "boot id"),
         ):
             monkeypatch.setattr(owner, method, lambda _self, *_args, step=step: self.steps.append(step))
         monkeypatch.setattr(KernelManager, "on_wake", self._on_kernels_woken)
@@ -118,7 +120,7 @@ def test_copy_is_reset_before_its_environment_is_set(machine: Machine) -> None:
 
     steps = machine.wake("sb-copy")
 
-    assert steps == ["clock", "forget calls", "forget processes", "forget cells", "entropy", "limits", "kernels", "scripts"]
+    assert steps == ["clock", "forget calls", "forget processes", "forget cells", "entropy", "boot id", "limits", "kernels", "scripts"]
 
 
 def test_first_wake_runs_no_wake_scripts(machine: Machine) -> None:
