@@ -30,8 +30,8 @@ from sandlot.core.oneshot import runner
 from sandlot.core.records.metrics import METRICS
 from sandlot.core.webhooks import manager as webhooks
 from sandlot.core.webhooks import payload
-from sandlot.egress.outbound.addresses import MAX_URL_BYTES
 from sandlot.egress.outbound.client import CALL_S
+from sandlot.egress.outbound.urls import MAX_URL_BYTES
 from sandlot.guest import wake_scripts
 from sandlot.guest.helpers.changes import MAX_FILES as MAX_TRACKED_FILES
 from sandlot.guest.kernels import manager as kernels

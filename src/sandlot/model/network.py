@@ -21,14 +21,15 @@ from sandlot.model.errors import InvalidRequestError
 MAX_ENTRIES: Final = 1000
 MAX_RULE_CHARS: Final = 2048
 DEFAULT_PORTS: Final = (80, 443)
-"""Ports of a rule without a port."""
+"""Ports of a rule with a name and without a port."""
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 """HTTP methods that a rule may name: those of RFC 9110 except CONNECT, and PATCH."""
 
 _MAX_NAME_CHARS: Final = 253
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*", re.ASCII)
 """Last label of a host that programs read as an IPv4 address, even if the host is not written in the usual form (WHATWG URL, 3.5)."""
+_IPV4_NUMBERS: Final = 4
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<bracketed>[^\]/]*)\]|(?P<plain>\d+(?:\.\d+){3}|[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*))(?P<bits>/\d+(?![^:]))?", re.ASCII
 )
@@ -137,7 +138,7 @@ class NetworkRule:
         host: Name in lower case, or a network; a single address is a network with one address.
         subdomains: Names that a rule with a name covers: an empty text for ``host`` itself, ``*`` for names with exactly one more label, ``**``
             for names with one or more further labels. The wildcards do not cover ``host`` itself.
-        port: Port; ``*``: all ports; None: ``DEFAULT_PORTS``.
+        port: Port; ``*``: all ports; None: ``DEFAULT_PORTS`` of a name, and all ports of a network.
         methods: HTTP methods, sorted. Empty: all methods.
         path: Prefix of the path, in whole segments: ``/v1`` covers ``/v1`` and ``/v1/models`` but not ``/v10``. Empty: all paths.
     """
@@ -156,12 +157,40 @@ class NetworkRule:
         return f"{methods}{wildcard}{_host_text(self.host)}{port}{self.path}"
 
 
+def ends_in_number(host: str) -> bool:
+    """Return True if programs read a host as an IPv4 address: its last label is a decimal, octal or hexadecimal number."""
+    return _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
+
+
+def numeric_address(host: str) -> IPv4Address:
+    """Return the address of a host for which :func:`ends_in_number` is true, such as ``10.1``, ``2130706433`` or ``0x7f.1`` (WHATWG URL, 3.5).
+
+    Raises:
+        ValueError: The host is not an address.
+    """
+    labels = host.removesuffix(".").split(".")
+    if not all(map(_NUMBER.fullmatch, labels)):
+        raise ValueError(f"{host[:50]!r} ends in a number but is not an address")
+    *leading, last = [_ipv4_number(label) for label in labels]
+    if len(labels) > _IPV4_NUMBERS or any(number >> 8 for number in leading) or last >= 256 ** (_IPV4_NUMBERS - len(leading)):
+        raise ValueError(f"{host[:50]!r} is larger than an IPv4 address")
+    return IPv4Address(last + sum(number << 8 * (3 - position) for position, number in enumerate(leading)))
+
+
+def _ipv4_number(label: str) -> int:
+    """Return the value of a number of an IPv4 address. A leading ``0x`` means hexadecimal, a leading zero octal."""
+    if label[:2] in {"0x", "0X"}:
+        return int(label[2:] or "0", 16)
+    return int(label, 8 if label.startswith("0") else 10)
+
+
 def parse_rule(text: str) -> NetworkRule:
     """Parse a rule: ``[METHOD[,METHOD] ]host[:port|:*][/path]``. Pure.
 
     The host is a name such as ``api.example.com``, a name after ``*.`` or ``**.``, an address, or a network such as ``10.0.0.0/8``. An IPv6
     address that is followed by a port or a path is written in brackets. Upper and lower case of methods and hosts, the order of methods, a trailing
-    dot of the host and a trailing slash of the path make no difference.
+    dot of the host and a trailing slash of the path make no difference. A host that ends in a number, such as ``0x7f.1``, is an IPv4 address. Names
+    in Unicode become their ASCII form (IDNA 2008, UTS 46).
 
     Raises:
         InvalidRequestError: The text is not a rule, or the rule covers a whole top-level domain. The field ``rule`` holds the text.
@@ -180,7 +209,11 @@ def parse_rule(text: str) -> NetworkRule:
         host, rest = _parse_network(text, address), destination[address.end() :]
     else:
         (name,) = re.findall(r"\A[^:/]*", destination)
-        (host, subdomains), rest = _parse_name(text, name), destination[len(name) :]
+        rest = destination[len(name) :]
+        if ends_in_number(name) and not name.startswith("*"):
+            host = _parse_numeric(text, name, rest)
+        else:
+            host, subdomains = _parse_name(text, name)
     tail = _TAIL.fullmatch(rest)
     if tail is None:
         raise _bad_rule(text, f"{rest[:20]!r} cannot follow the host", "Write a port such as ':443', or a path such as '/v1', after the host.")
@@ -213,6 +246,17 @@ def _parse_network(text: str, match: re.Match[str]) -> IPv4Network | IPv6Network
     return network
 
 
+def _parse_numeric(text: str, name: str, rest: str) -> IPv4Network:
+    """Return the network with the one address that a numeric host means."""
+    problem, hint = f"{name[:50]!r} ends in a number but is not an IPv4 address", "Write four decimal numbers, for example '192.0.2.1'."
+    if re.match(r"/\d+(?![^:])", rest):  # the prefix length of a network, which would be read as a path
+        raise _bad_rule(text, problem, hint)
+    try:
+        return IPv4Network(numeric_address(name))
+    except ValueError:
+        raise _bad_rule(text, problem, hint) from None
+
+
 def _parse_name(text: str, host: str) -> tuple[str, Literal["", "*", "**"]]:
     """Return the name of a rule without its wildcard, and the wildcard."""
     subdomains: Literal["", "*", "**"] = "**" if host.startswith("**.") else "*" if host.startswith("*.") else ""
@@ -224,7 +268,7 @@ def _parse_name(text: str, host: str) -> tuple[str, Literal["", "*", "**"]]:
     if not name:
         raise _bad_rule(text, "the host is missing", "Write a host, for example 'api.example.com'.")
     if not name.isascii():
-        raise _bad_rule(text, f"{name[:50]!r} is not in ASCII", "Write the name in its ASCII form, whose labels begin with 'xn--'.")
+        name = _ascii_name(text, name)
     labels = name.split(".")
     if len(name) > _MAX_NAME_CHARS or not all(map(_LABEL.fullmatch, labels)):
         raise _bad_rule(
@@ -232,11 +276,22 @@ def _parse_name(text: str, host: str) -> tuple[str, Literal["", "*", "**"]]:
             f"{name[:50]!r} is not a host name",
             f"Write up to {_MAX_NAME_CHARS} letters, digits, '-' and '_', in labels of up to 63, separated by '.'.",
         )
-    if _NUMBER.fullmatch(labels[-1]):
+    if ends_in_number(name):
         raise _bad_rule(text, f"{name[:50]!r} ends in a number but is not an IPv4 address", "Write four decimal numbers, for example '192.0.2.1'.")
     if len(labels) == 1:
         raise _bad_rule(text, f"{name[:50]!r} is a top-level domain", "Write at least two labels, for example '**.example.com'.")
     return name, subdomains
+
+
+def _ascii_name(text: str, name: str) -> str:
+    import idna  # noqa: PLC0415 - its tables take 10 ms to import, and few rules need them
+
+    try:
+        return idna.encode(name, uts46=True).decode("ascii").removesuffix(".")
+    except UnicodeError:  # idna.IDNAError is one
+        raise _bad_rule(
+            text, f"{name[:50]!r} is not an internationalized host name", "Write its ASCII form, whose labels begin with 'xn--'."
+        ) from None
 
 
 def _parse_port(text: str, port: str) -> int | Literal["*"]:

@@ -25,7 +25,7 @@ from sandlot.core.pools.models import PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.core.resources.reservations import OvercommitConfig
 from sandlot.drivers.registry import driver_names
-from sandlot.egress.outbound.addresses import Network as AddressRange
+from sandlot.egress.policy.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.sizes import parse_size

@@ -21,7 +21,8 @@ from typing import Final
 import certifi
 import httpx
 
-from sandlot.egress.outbound.addresses import Address, Network, address_of, check_url, host_of, is_allowed, port_of
+from sandlot.egress.outbound.urls import address_of, check_url, host_of, port_of
+from sandlot.egress.policy.addresses import Address, Network, is_allowed
 from sandlot.model.errors import ErrorCode, ForbiddenError, TimeoutExceededError, UnavailableError
 
 CALL_S: Final = 10.0

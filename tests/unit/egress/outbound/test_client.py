@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.egress.outbound import client
-from sandlot.egress.outbound.addresses import Address
 from sandlot.egress.outbound.client import OutboundHttpClient, Resolve, is_own_address
+from sandlot.egress.policy.addresses import Address
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, TimeoutExceededError, UnavailableError
 
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"

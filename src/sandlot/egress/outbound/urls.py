@@ -1,25 +1,19 @@
-"""Address policy for requests to URLs that tenants choose. Pure.
+"""URLs that tenants choose: their form, scheme, host and port. Pure.
 
-Invariants:
-- Only global unicast addresses are public. These addresses are not public: special-purpose addresses (RFC 6890 and its registries), addresses that
-  embed another address (IPv4-mapped, NAT64, 6to4, Teredo), and metadata addresses of clouds.
-- Addresses in networks that the operator allows may be called even if they are not public.
-- A URL is checked without network access. Before the HTTP client connects, it checks the addresses that the host name in the URL resolves to.
+A URL is checked without network access. Before the HTTP client connects, it checks the addresses that the host name in the URL resolves to.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address
 from typing import Final
 
 import httpx
 
+from sandlot.egress.policy.addresses import Address, Network, in_any, is_allowed
 from sandlot.model.errors import InvalidRequestError
-
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
 
 MAX_URL_BYTES: Final = 2048
 SYSTEM_PORTS: Final = frozenset({80, 443})
@@ -29,33 +23,6 @@ FIRST_USER_PORT: Final = 1024
 
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-_IPV6_UNICAST: Final = ip_network("2000::/3")
-"""Global unicast IPv6 addresses (RFC 4291, 2.4). Checked in addition to Python's ``is_global``, which is also true for unassigned addresses."""
-_NOT_PUBLIC: Final[tuple[Network, ...]] = (
-    ip_network("192.88.99.0/24"),  # 6to4 relays (RFC 7526)
-    ip_network("168.63.129.16/32"),  # service of Azure that only its virtual machines can reach
-    ip_network("2001::/23"),  # IETF protocols: Teredo, ORCHID and others embed other addresses or keys
-    ip_network("2002::/16"),  # 6to4: embeds an IPv4 address
-    ip_network("2001:db8::/32"),  # documentation (RFC 3849)
-    ip_network("3fff::/20"),  # documentation (RFC 9637)
-)
-
-
-def is_public(address: Address) -> bool:
-    """Return whether an address is a public address of the internet.
-
-    Args:
-        address: The address to connect to. An IPv6 address with a zone (``%eth0``) is not public.
-    """
-    if isinstance(address, IPv6Address) and (address.scope_id is not None or address not in _IPV6_UNICAST):
-        return False
-    special = address.is_multicast or address.is_reserved or address.is_private or not address.is_global
-    return not special and not _in_any(address, _NOT_PUBLIC)
-
-
-def is_allowed(address: Address, allow: Collection[Network]) -> bool:
-    """Return whether requests may go to an address: True if the address is public or in one of the networks ``allow``."""
-    return is_public(address) or _in_any(address, allow)
 
 
 def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
@@ -86,7 +53,7 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
         literal = ip_address("127.0.0.1")
     if literal is not None and not is_allowed(literal, allow):
         raise _invalid(f"The host {host} of the URL is not a public address.")
-    if not is_port_allowed(port_of(parsed)) and not (literal is not None and _in_any(literal, allow)):
+    if not is_port_allowed(port_of(parsed)) and not (literal is not None and in_any(literal, allow)):
         raise _invalid(f"Port {port_of(parsed)} is not allowed.", f"Use port 80, port 443, or a port from {FIRST_USER_PORT} on.")
     return parsed
 
@@ -112,10 +79,6 @@ def address_of(host: str) -> Address | None:
         return ip_address(host)
     except ValueError:
         return None
-
-
-def _in_any(address: Address, networks: Collection[Network]) -> bool:
-    return any(address in network for network in networks)  # for an IPv4 address and an IPv6 network (or the reverse), `in` is False
 
 
 def _invalid(message: str, hint: str = "Pass an http or https URL of a host on the internet.") -> InvalidRequestError:

@@ -1,0 +1,1 @@
+"""Decisions about destinations: which of them a sandbox or a tenant may reach. Pure."""
