@@ -10,7 +10,7 @@ from sandlot.web.request_turns import ACTIVE_S, BODY_BYTES_PER_S, CREDIT_S, SHAR
 from tests.support.simulation import simulate
 
 FIRST, SECOND = OwnerId("first"), OwnerId("second")
-COST_S = 0.01
+COST_S = 0.002
 """Processor time that passes from the beginning of one request to that of the next."""
 ATTACK_S = 30.0
 
@@ -80,7 +80,7 @@ def test_request_whose_client_has_left_holds_up_no_other() -> None:
 def test_key_gets_a_share_of_the_time_while_another_is_active() -> None:
     async def program(requests: Requests) -> None:
         began_s = asyncio.get_running_loop().time()
-        flood, calls = requests.send(FIRST, 2000), asyncio.create_task(requests.repeat(SECOND, 0.1))
+        flood, calls = requests.send(FIRST, 6000), asyncio.create_task(requests.repeat(SECOND, 0.1))
         await asyncio.sleep(ATTACK_S)
         calls.cancel()
         share = requests.begun.count(FIRST) * COST_S / ATTACK_S

@@ -36,6 +36,7 @@ async def test_large_data_takes_several_turns_in_order_while_nothing_is_read(mon
     assert (parser.fed, parser.is_held) == ([b"abcd"], True)
     parser.input.push(b"kl")
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert (parser.fed, parser.is_held) == ([b"abcd", b"efgh"], True)
     await asyncio.sleep(0)
     assert (parser.fed, parser.is_held) == ([b"abcd", b"efgh", b"ijkl"], False)
@@ -69,6 +70,7 @@ async def test_connections_share_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPa
         each.input.push(b"abcdefgh")
     assert [len(each.fed) for each in parsers] == [1, 0, 0]
     counts = []
+    await asyncio.sleep(0)
     for _ in range(5):
         await asyncio.sleep(0)
         counts.append([len(each.fed) for each in parsers])
