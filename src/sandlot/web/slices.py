@@ -4,8 +4,9 @@ A read has up to 256 KiB, which can be 43,000 chunks of a body or frames of a We
 
 Invariants:
 - The data of a connection is fed in order. While data of it waits here, nothing more is read from it.
-- The waiting data of all connections together takes a millisecond of a turn of the event loop, and half of the time. The connections take turns.
-  In the other half, threads get the interpreter's lock (GIL) at once: a query of the database takes it dozens of times.
+- The waiting data of all connections together takes a millisecond of a turn of the event loop. The connections take turns.
+- Data of many small parts takes half of the time. In the other half, threads get the interpreter's lock (GIL) at once: a query of the database
+  takes it dozens of times.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Final
 
 TURN_S: Final = 0.001
 """Time after which what waits is left for a later turn of the event loop."""
+MANY_PARTS_BYTES: Final = 64 * 1024
+"""Fewer bytes than this in a turn are many small parts: a few large parts are fed in a fraction of the time."""
 
 
 class SliceTurns:
@@ -43,17 +46,20 @@ class SliceTurns:
 
     def _run(self) -> None:
         self._next = self._loop.call_soon(self._run) if self._waiting else None
-        until_s = time.monotonic() + TURN_S
+        until_s, fed_bytes = time.monotonic() + TURN_S, 0
         while self._waiting:
             data = next(iter(self._waiting))
             del self._waiting[data]
+            fed_bytes += data.waiting_bytes
             if data.feed_slice():
                 self._waiting[data] = None
+            fed_bytes -= data.waiting_bytes
             if time.monotonic() >= until_s:
-                if self._next is not None:
-                    self._next.cancel()
-                self._next = self._loop.call_later(2 * TURN_S, self._run)  # from the beginning of this turn
                 break
+        if self._waiting and fed_bytes < MANY_PARTS_BYTES:
+            if self._next is not None:
+                self._next.cancel()
+            self._next = self._loop.call_later(2 * TURN_S, self._run)  # from the beginning of this turn
 
 
 class SlicedInput:
@@ -74,6 +80,11 @@ class SlicedInput:
         self._slice_bytes = slice_bytes
         self._hold = hold
         self._rest = bytearray()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that are not fed yet."""
+        return len(self._rest)
 
     def push(self, data: bytes) -> None:
         """Feed data, or a part of it now and the rest in later turns of the loop."""

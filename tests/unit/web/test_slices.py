@@ -78,6 +78,17 @@ async def test_connections_share_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPa
     assert not any(each.is_held for each in parsers)
 
 
+async def test_large_parts_need_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "TURN_S", 0.0)
+    parser = Parser()
+    parser.size = slices.MANY_PARTS_BYTES
+    parser.input.push(bytes(3 * parser.size))
+    await asyncio.sleep(0)
+    assert len(parser.fed) == 2, "the next turn of the loop is the next turn of the data"
+    await asyncio.sleep(0)
+    assert len(parser.fed) == 3
+
+
 async def test_data_that_is_waited_for_does_not_stop_other_connections() -> None:
     turns = SliceTurns()
     waiting, other = Parser(turns), Parser(turns)
