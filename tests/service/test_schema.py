@@ -501,7 +501,9 @@ IN_ANY_SANDBOX: Mapping[str, Callable[[], Asked]] = {
     "sandboxes_create": lambda: {"body": {"template": TEMPLATE, "isolation": RequestSequence.isolation, "timeout": 60, "network": "none"}},
     "processes_create": lambda: {"body": {"command": "cat", "background": True, "stdin_open": True}},
     "processes_wait": lambda: {"query": {"timeout": 0.1}},
+    "processes_get_output": lambda: {"query": {"follow": "false"}},
     "code_run": lambda: {"body": {"code": "6 * 7", "background": True}},
+    "code_get": lambda: {"query": {"wait": 0}},
     "forks_create": lambda: {"body": {"count": 1, "timeout": 60}},
     "files_create_watcher": lambda: {"body": {"path": "/workspace"}},
     "files_move": lambda: {"body": {"path": "/workspace/made", "to": "/workspace/moved"}},
@@ -513,8 +515,8 @@ IN_ANY_SANDBOX: Mapping[str, Callable[[], Asked]] = {
 """Operation -> a good request of it, where GOOD has none or one that takes too much for a step of a sequence."""
 
 
-SLOW = {*COSTLY, "files_download_archive"}
-"""Operations whose made-up requests take long: a hundred forks, or an archive of all files."""
+SLOW = {*COSTLY, "files_download_archive", "processes_wait", "processes_get_output", "code_get"}
+"""Operations whose made-up requests take long: a hundred forks, an archive of all files, or the end of a process that waits for its input."""
 
 
 def in_any_sandbox(operation: str) -> Asked:

@@ -108,7 +108,8 @@ class CommandResult:
         stdout: Standard output: the first and the last MiB.
         stderr: Standard error: the first and the last MiB.
         reason: ``exited``, ``signalled``, ``timeout``, ``pids`` (killed for too many processes) or ``oom`` (killed at the memory limit,
-            while the sandbox lives on). If no process can be killed in time, the sandbox ends, and the call raises SandboxEndedError.
+            while the sandbox lives on; with isolation ``container`` this is ``signalled``, with signal 9). If no process can be killed in time, the
+            sandbox ends, and the call raises SandboxEndedError.
         signal: Signal that ended the program.
         fault: Fault class if the command failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
         duration_s: Seconds in the sandbox.
