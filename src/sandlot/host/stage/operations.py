@@ -37,6 +37,7 @@ from .syscalls import (
     move_mount,
     prctl,
     set_mount_attributes,
+    set_seccomp_filter,
     unmount,
     unshare,
 )
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO = 0x4C82, 0x4C0A, 4, 16
 LOOP_FLAGS_OFFSET, LOOP_CONFIG_BYTES = 52, 304
 ENOENT, ECHILD, EBUSY, EINVAL = 2, 10, 16, 22
+# Constants of linux/bpf_common.h, linux/seccomp.h, linux/audit.h and linux/membarrier.h; the numbers are those of x86-64.
+BPF_LOAD, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
+SECCOMP_NUMBER_OFFSET, SECCOMP_ARCH_OFFSET, SECCOMP_ARGUMENT_OFFSET = 0, 4, 16
+SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
+AUDIT_ARCH_X86_64, SYS_MEMBARRIER, MEMBARRIER_REGISTER_PRIVATE_EXPEDITED = 0xC000003E, 324, 16
 STAT_BLOCK_BYTES = 512
 """Unit of ``st_blocks`` (stat(2))."""
 
@@ -325,9 +331,34 @@ def limit(name: str, soft: int, hard: int) -> None:
         resource.setrlimit(kind, (min(soft, ceiling), min(hard, ceiling)))
 
 
+def skip_membarrier() -> None:
+    """Let membarrier(2) succeed without effect where a process only registers for private expedited barriers.
+
+    The filter applies to this process and to those that it starts later. Without the registration, the kernel refuses these barriers with EPERM.
+    """
+    set_seccomp_filter(
+        b"".join(
+            code.to_bytes(2, "little") + bytes((0, skipped)) + value.to_bytes(4, "little")
+            for code, skipped, value in (
+                (BPF_LOAD, 0, SECCOMP_ARCH_OFFSET),
+                (BPF_JUMP_EQUAL, 5, AUDIT_ARCH_X86_64),
+                (BPF_LOAD, 0, SECCOMP_NUMBER_OFFSET),
+                (BPF_JUMP_EQUAL, 3, SYS_MEMBARRIER),
+                (BPF_LOAD, 0, SECCOMP_ARGUMENT_OFFSET),
+                (BPF_JUMP_EQUAL, 1, MEMBARRIER_REGISTER_PRIVATE_EXPEDITED),
+                (BPF_RETURN, 0, SECCOMP_RET_ERRNO),
+                (BPF_RETURN, 0, SECCOMP_RET_ALLOW),
+            )
+        )
+    )
+
+
 OPERATIONS: dict[str, Callable[..., None]] = {
     operation.__name__: operation
-    for operation in (join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay, disk, oom_score, limit)
+    for operation in (
+        *(join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay),
+        *(disk, oom_score, limit, skip_membarrier),
+    )
 }
 SOURCES = {"bind", "disk", "idmapped"}
 """Operations whose first argument is a path of the host. The path is opened just after the operation ``private_mounts``. Later operations may hide

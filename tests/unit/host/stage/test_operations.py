@@ -61,3 +61,17 @@ def test_refused_namespace_leaves_nothing() -> None:
         operations.user_namespace(0xFFFFFFFF, 65536)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert children() == processes
+
+
+def test_only_the_registration_for_private_membarriers_is_skipped() -> None:
+    """Run as a separate program, because a filter stays until the process ends."""
+    program = (
+        "import ctypes, os\nfrom sandlot.host.stage import operations\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def call(command): return libc.syscall(324, command, 0, 0), ctypes.get_errno()\n"
+        "operations.skip_membarrier()\n"
+        "query, register, private, other = call(0), call(16), call(8), call(1 << 30)\n"
+        "print(query[0] > 0, register[0], private, other, os.stat('/').st_mode > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "True 0 (-1, 1) (-1, 22) True\n", done

@@ -19,6 +19,7 @@ from sandlot.drivers.oci.paths import (
 from sandlot.drivers.oci.runtime import CORE_BYTES, RuntimePlanInputs
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launcher import Operation
+from sandlot.host.programs import date_of_version
 from sandlot.model.specs import MAX_VOLUMES, Limits
 
 KERNEL_OOM_SCORE = 1000
@@ -34,6 +35,9 @@ HOST_TASKS_PER_PROCESS = 4
 inside, however many threads it has. The limit is much higher, because the whole sandbox ends if the limit is reached ("failed to get clone"). The
 guest enforces ``Limits.pids``, so this limit is normally not reached."""
 
+LAZY_MEMBARRIER_DATE = "2026-08-01"
+"""Earlier releases of runsc register for membarrier(2) whenever they start, seven times for each sandbox. Each registration waits 8 to 13 ms for the
+host's kernel (RCU), and the platform systrap needs none. Later releases register when they first need it."""
 
 _SHOWN_CONTROLLERS = (
     *("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb"),
@@ -76,6 +80,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
             else []
         ),
         ("disk", str(folder.disk_image), VIEW_DISK) if inputs.has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
+        *([("skip_membarrier",)] if date_of_version(inputs.program.version) < LAZY_MEMBARRIER_DATE else []),
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import SandboxFolder
@@ -16,8 +19,8 @@ PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 
 
-def plan(*, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(RuntimePlanInputs(SHAPE, PROGRAM, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
+def plan(*, program: Program = PROGRAM, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
+    return stage_plan(RuntimePlanInputs(SHAPE, program, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
 
 
 def test_control_group_is_entered_before_anything_is_created() -> None:
@@ -59,3 +62,8 @@ def test_task_limit_of_the_host_is_above_that_of_the_guest() -> None:
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     # Measured: two host tasks for each guest process, about 50 for the runtime itself.
     assert limits.pids > 2 * SHAPE.limits.pids + 100
+
+
+@pytest.mark.parametrize("version, skips", [("0.0~20240729.0", True), ("release-20260622.0", True), ("release-20260803.0", False)])
+def test_membarrier_is_skipped_for_releases_that_register_at_each_start(version: str, skips: bool) -> None:  # noqa: FBT001 - a case
+    assert (("skip_membarrier",) in plan(program=replace(PROGRAM, version=version))) is skips
