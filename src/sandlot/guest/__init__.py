@@ -23,6 +23,7 @@ Constraints of gVisor and of checkpoints, and the files that deal with them:
 - If a descriptor becomes ready while a checkpoint is saved, epoll may never report the descriptor after the restore: at every
   handshake, all descriptors are registered in a new epoll instance. ``connection.py``, ``loop.py`` (``rearm``). For the same reason,
   the host sends nothing to the guest while a checkpoint is taken.
+- The state of the NAT table is not in a checkpoint: connections to other hosts are reset before. ``net/capture.py``.
 - PID 1 is not protected from signals, and a core size limit of 0 does not prevent a core handler from running. ``main.py``.
 - RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.

@@ -8,8 +8,9 @@ Invariants:
 - If a wake has another id, this sandbox is a copy. The guest forgets finished calls, processes and cells. Queued cells do not run,
   because their clients wait for the original sandbox. Running processes and cells belong to the copy and continue.
 - Steps of a wake, in this order: start the clock; in a copy, forget finished calls, processes and cells; set the host name,
-  the environment and the entropy; set the process limit and the deadline; mark the guest as awake; set the memory limit and wake
+  the environment and the entropy; set the process limit; open the network; set the deadline; mark the guest as awake; set the memory limit and wake
   the kernels; run the wake scripts. The first wake runs no wake scripts.
+- Connections to other hosts are reset when a checkpoint begins and when the guest is quiesced. None is open in an image.
 - The guest ends by itself when its deadline passes, even if no service is running.
 """
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sandlot.guest.kernels.manager import KernelManager
     from sandlot.guest.kernels.oom import OomWatcher
     from sandlot.guest.loop import Loop, Timer
+    from sandlot.guest.net.network import GuestNetwork
     from sandlot.guest.process.accounts import Account
     from sandlot.guest.process.manager import ProcessManager
     from sandlot.guest.process.pid_limit import PidLimit
@@ -54,6 +56,7 @@ class GuestLifecycle:
         identity: Id, environment, workspace and entropy of the sandbox. Each wake sets them.
         pid_limit: Limit of processes and threads. Each wake sets the limit, and ``guest.limit`` may change it.
         processes: Processes that the host has started. A copy of a sandbox forgets the finished processes.
+        network: Connections to other hosts, if the sandbox has a network card.
         kernels: Contexts and their kernels.
         oom: Memory limit. Each wake sets the limit, and ``guest.limit`` may change it.
         wake_scripts: Scripts that run after every wake except the first.
@@ -65,6 +68,7 @@ class GuestLifecycle:
         "_kernels",
         "_link",
         "_loop",
+        "_network",
         "_oom",
         "_pid_limit",
         "_processes",
@@ -74,14 +78,16 @@ class GuestLifecycle:
         "_wake_scripts",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each argument is a part of the guest, most passed by name
         self,
         loop: Loop,
         link: LinkConnection,
         router: StreamRouter,
         rpc: RpcServer,
         identity: SandboxIdentity,
+        *,
         pid_limit: PidLimit,
+        network: GuestNetwork,
         processes: ProcessManager,
         kernels: KernelManager,
         oom: OomWatcher,
@@ -93,6 +99,7 @@ class GuestLifecycle:
         self._rpc = rpc
         self._identity = identity
         self._pid_limit = pid_limit
+        self._network = network
         self._processes = processes
         self._kernels = kernels
         self._oom = oom
@@ -114,6 +121,7 @@ class GuestLifecycle:
         self._identity.become(args["identity"], args["env"], args["workspace"], args["entropy"])
         self._pid_limit.set(args["pids"])
         _make_tmp()
+        self._network.on_wake(is_first=not earlier_id)
         self._arm_deadline(args["deadline_s"])
         connection.asleep = connection.armed = False
         env, python = self._python.find()
@@ -128,21 +136,24 @@ class GuestLifecycle:
         self._kernels.warm(call)
 
     def checkpoint(self, call: Call) -> None:
-        """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock for a checkpoint; if False, start the clock again."""
+        """Handle ``guest.checkpoint``: if ``armed`` is True, stop the guest's clock and its network for a checkpoint; if False, start both again."""
         armed = call.args["armed"]
         self._link.protocol.armed = armed
         if armed:
+            self._network.suspend()
             self._loop.hold_clock()
         else:
             self._loop.release_clock()
+            self._network.resume()
         call.result()
 
     def quiesced(self) -> None:
-        """Handle the host's request to quiesce: end all streams, stop the clock, and serve only ``guest.wake`` from now on.
+        """Handle the host's request to quiesce: end all streams, stop the network and the clock, and serve only ``guest.wake`` from now on.
 
         If a new handshake of the host has cancelled the request, only write the queued frames.
         """
         if self._link.protocol.quiesced():
+            self._network.suspend()
             self._router.drop_all()
             self._loop.hold_clock()
         self._link.flush_soon()

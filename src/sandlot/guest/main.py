@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from sandlot.guest.connection import LinkConnection
 from sandlot.guest.fs.service import FileService
@@ -15,6 +16,7 @@ from sandlot.guest.kernels.process_group import ProcessGroups
 from sandlot.guest.kernels.starter import KernelStarter
 from sandlot.guest.lifecycle import GuestLifecycle
 from sandlot.guest.loop import READ, Loop
+from sandlot.guest.net.network import GuestNetwork
 from sandlot.guest.net.package_proxy import PackageProxy
 from sandlot.guest.net.tunnels import TunnelService
 from sandlot.guest.process.children import ChildTable
@@ -26,7 +28,7 @@ from sandlot.guest.process.sudo import SudoServer
 from sandlot.guest.rpc import RpcServer
 from sandlot.guest.streams import StreamRouter
 from sandlot.guest.wake_scripts import WakeScripts
-from sandlot.protocol import events
+from sandlot.protocol import events, schema
 from sandlot.protocol.fast_imports import signal
 
 MAX_DESCRIPTORS = 65536
@@ -82,13 +84,14 @@ class LinkEventDispatcher:
             self._lifecycle.quiesced()
 
 
-def start(loop: Loop, fd_in: int, fd_out: int) -> None:
+def start(loop: Loop, fd_in: int, fd_out: int, *, has_card: bool = False) -> None:
     """Create the services, connect them to each other, and begin to read the link.
 
     Args:
         loop: Loop that runs the services.
         fd_in: Descriptor from which bytes from the host are read.
         fd_out: Descriptor to which bytes for the host are written.
+        has_card: True if the sandbox has a network card that leads to the guest.
     """
     dev_null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     link, children, identity = LinkConnection(loop, fd_in, fd_out), ChildTable(), SandboxIdentity(loop)
@@ -111,8 +114,19 @@ def start(loop: Loop, fd_in: int, fd_out: int) -> None:
     processes = ProcessManager(loop, spawner, rpc, on_first_command, on_commands_ended)
     oom.on_kill = processes.on_memory_kill
     files, tunnels = FileService(loop, rpc), TunnelService(loop)
-    wake_scripts = WakeScripts(loop, spawner, identity, rpc)
-    lifecycle = GuestLifecycle(loop, link, router, rpc, identity, pid_limit, processes, kernels, oom, wake_scripts)
+    lifecycle = GuestLifecycle(
+        loop,
+        link,
+        router,
+        rpc,
+        identity,
+        pid_limit=pid_limit,
+        network=GuestNetwork(loop, router, has_card=has_card),
+        processes=processes,
+        kernels=kernels,
+        oom=oom,
+        wake_scripts=WakeScripts(loop, spawner, identity, rpc),
+    )
     rpc.serve(
         {
             "guest.wake": lifecycle.wake,
@@ -211,7 +225,7 @@ def main() -> None:
     os.dup2(null, 1)
     os.close(null)
     loop = Loop()
-    start(loop, fd_in, fd_out)
+    start(loop, fd_in, fd_out, has_card=schema.NETWORK_ARGUMENT in sys.argv)
     loop.run()
     kill_all()
     os._exit(0)

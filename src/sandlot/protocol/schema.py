@@ -52,6 +52,8 @@ The arguments are ``name`` (str, in lower case) and ``type`` (str: ``MX``, ``SRV
 message without EDNS (RFC 1035, 4.1) to a question with this name and type, on channel 0, and then END. The host resets the stream if the name is
 refused.
 """
+NETWORK_ARGUMENT = "--network"
+"""Argument of the guest's command line in a sandbox with a network card."""
 NETWORK_ADDRESS = "192.0.2.2"
 """Address of the sandbox's network card. The network 192.0.2.0/24 is never routed (RFC 5737)."""
 NAMESERVER = "192.0.2.1"

@@ -21,6 +21,8 @@ from sandlot.guest.kernels.process_group import ProcessGroups
 from sandlot.guest.kernels.starter import KernelStarter
 from sandlot.guest.lifecycle import GuestLifecycle
 from sandlot.guest.loop import Loop
+from sandlot.guest.net import network as network_module
+from sandlot.guest.net.network import GuestNetwork
 from sandlot.guest.process.children import ChildTable
 from sandlot.guest.process.manager import ProcessManager
 from sandlot.guest.process.pid_limit import PidLimit
@@ -28,6 +30,7 @@ from sandlot.guest.process.spawn import Spawner
 from sandlot.guest.rpc import Call, RpcServer
 from sandlot.guest.streams import StreamRouter
 from sandlot.guest.wake_scripts import WakeScripts
+from sandlot.protocol.connection import HOST, Connection
 from tests.support.guest import RecordingCall
 
 
@@ -53,13 +56,14 @@ class Machine:
         starter = KernelStarter(loop, spawner, children, self.identity, prefork, groups)
         kernels = KernelManager(loop, self.identity, starter, prefork, oom, rpc)
         processes = ProcessManager(loop, spawner, rpc, prefork.yield_cpu, prefork.resume)
-        scripts = WakeScripts(loop, spawner, self.identity, rpc)
         for owner, method, step in (
             (Loop, "release_clock", "clock"),
             (RpcServer, "forget_all_results", "forget calls"),
             (ProcessManager, "forget_finished", "forget processes"),
             (KernelManager, "on_copied", "forget cells"),
             (PidLimit, "set", "limits"),
+            (GuestNetwork, "suspend", "network off"),
+            (GuestNetwork, "resume", "network on"),
             (WakeScripts, "start", "scripts"),
             (BootId, "replace", "boot id"),
         ):
@@ -68,7 +72,20 @@ class Machine:
         monkeypatch.setattr(identity_module, "_add_kernel_entropy", lambda _entropy: self.steps.append("entropy"))
         monkeypatch.setattr(module, "_set_hostname", lambda _name: None)
         monkeypatch.setattr(module, "_make_tmp", lambda: None)
-        self.lifecycle = GuestLifecycle(loop, self.link, router, rpc, self.identity, pid_limit, processes, kernels, oom, scripts)
+        monkeypatch.setattr(network_module, "write_resolv_conf", lambda: None)  # whatever a defect does, the host keeps its file
+        self.lifecycle = GuestLifecycle(
+            loop,
+            self.link,
+            router,
+            rpc,
+            self.identity,
+            pid_limit=pid_limit,
+            network=GuestNetwork(loop, router, has_card=False),
+            processes=processes,
+            kernels=kernels,
+            oom=oom,
+            wake_scripts=WakeScripts(loop, spawner, self.identity, rpc),
+        )
 
     def _on_kernels_woken(self, _memory_bytes: int | None, env: dict[str, str], _python: str | None) -> None:
         self.steps.append("kernels")
@@ -97,6 +114,28 @@ class Machine:
         self.lifecycle.wake(cast("Call", RecordingCall(args)))
         return list(self.steps)
 
+    def checkpoint(self, *, armed: bool) -> list[str]:
+        """Begin or end a checkpoint; return the steps."""
+        self.steps.clear()
+        self.lifecycle.checkpoint(cast("Call", RecordingCall({"armed": armed})))
+        return list(self.steps)
+
+    def quiesce(self) -> list[str]:
+        """Let the host quiesce the guest; return the steps."""
+        self.steps.clear()
+        host = Connection(HOST)
+        host.hello(bytes(16))
+        self._receive(host)
+        host.receive(self.link.protocol.next_batch())
+        host.quiesce()
+        self._receive(host)
+        self.lifecycle.quiesced()
+        return list(self.steps)
+
+    def _receive(self, host: Connection) -> None:
+        while (frame := host.next_frame()) is not None:
+            self.link.protocol.receive(frame)
+
     def close(self) -> None:
         for fd in self._fds:
             os.close(fd)
@@ -112,7 +151,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Machin
 def test_wake_of_the_same_sandbox_keeps_what_it_remembers(machine: Machine) -> None:
     machine.wake("sb-one")
 
-    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "kernels", "scripts"]
+    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "network on", "kernels", "scripts"]
 
 
 def test_copy_is_reset_before_its_environment_is_set(machine: Machine) -> None:
@@ -120,11 +159,11 @@ def test_copy_is_reset_before_its_environment_is_set(machine: Machine) -> None:
 
     steps = machine.wake("sb-copy")
 
-    assert steps == ["clock", "forget calls", "forget processes", "forget cells", "entropy", "boot id", "limits", "kernels", "scripts"]
+    assert steps == ["clock", "forget calls", "forget processes", "forget cells", "entropy", "boot id", "limits", "network on", "kernels", "scripts"]
 
 
 def test_first_wake_runs_no_wake_scripts(machine: Machine) -> None:
-    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "kernels"]
+    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "network on", "kernels"]
 
 
 def test_kernels_are_woken_after_everything_that_they_depend_on(machine: Machine) -> None:
@@ -133,3 +172,17 @@ def test_kernels_are_woken_after_everything_that_they_depend_on(machine: Machine
 
         assert steps.index("limits") < steps.index("kernels")
         assert machine.at_kernels == {"life": life, "asleep": False, "armed": False, "entropy": life.encode() * 64}
+
+
+def test_network_is_off_during_a_checkpoint(machine: Machine) -> None:
+    machine.wake("sb-one")
+
+    assert machine.checkpoint(armed=True) == ["network off"]
+    assert machine.checkpoint(armed=False) == ["clock", "network on"]
+
+
+def test_network_is_off_in_a_quiesced_guest_until_its_wake(machine: Machine) -> None:
+    machine.wake("sb-one")
+
+    assert machine.quiesce() == ["network off"]
+    assert "network on" in machine.wake("sb-one")

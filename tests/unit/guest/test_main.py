@@ -22,10 +22,10 @@ STARTED = """
 import json, os, resource, subprocess, sys
 from sandlot.guest import main
 
-def start(loop, fd_in, fd_out):
+def start(loop, fd_in, fd_out, *, has_card):
     print("stray", flush=True)
     child = subprocess.run(["grep", "^SigIgn", "/proc/self/status"], capture_output=True, check=True, text=True)
-    facts = {"core": resource.getrlimit(resource.RLIMIT_CORE), "ignored": int(child.stdout.split()[1], 16)}
+    facts = {"core": resource.getrlimit(resource.RLIMIT_CORE), "ignored": int(child.stdout.split()[1], 16), "has_card": has_card}
     os.write(fd_out, json.dumps(facts).encode())
     loop.stop()
 
@@ -35,14 +35,14 @@ main.main()
 
 
 @cache
-def started() -> bytes:
+def started(*arguments: str) -> bytes:
     """Return the bytes that PID 1 writes to its standard output, which is the link."""
-    argv = ["unshare", "--pid", "--fork", "--kill-child=KILL", sys.executable, "-c", STARTED]
+    argv = ["unshare", "--pid", "--fork", "--kill-child=KILL", sys.executable, "-c", STARTED, *arguments]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
 
 
-def facts() -> dict[str, Any]:
-    return dict(json.loads(started().removeprefix(b"stray\n")))
+def facts(*arguments: str) -> dict[str, Any]:
+    return dict(json.loads(started(*arguments).removeprefix(b"stray\n")))
 
 
 def test_programs_inherit_no_ignored_signal() -> None:
@@ -51,6 +51,11 @@ def test_programs_inherit_no_ignored_signal() -> None:
 
 def test_core_limit_is_1() -> None:
     assert facts()["core"] == [1, 1]
+
+
+def test_network_is_used_only_if_the_driver_has_set_up_a_card() -> None:
+    assert not facts()["has_card"]
+    assert facts(schema.NETWORK_ARGUMENT)["has_card"]
 
 
 def test_stray_output_of_the_guest_does_not_reach_the_link() -> None:

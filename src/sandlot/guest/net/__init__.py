@@ -1,1 +1,1 @@
-"""TCP over the link: the package index on the sandbox's loopback, and tunnels from the host to ports of programs in the sandbox."""
+"""TCP over the link: the package index, tunnels to ports of programs in the sandbox, and connections of programs to other hosts."""
