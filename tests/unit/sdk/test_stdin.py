@@ -63,6 +63,14 @@ def test_failed_write_of_an_iterable_is_sent_again_with_its_offset(service: Scri
     assert offsets(service) == ["offset=0", "offset=0"]
 
 
+def test_write_that_paused_for_too_long_is_sent_again(service: Script, sandbox: Sandbox) -> None:
+    service.say(PROCESS, problem(408, "timeout"), Reply(200, {"stdin_bytes": 1}))
+
+    feed(sandbox, iter([b"one", b"two"]))
+
+    assert written(service) == [b"onetwo", b"onetwo"]
+
+
 def test_write_that_fails_twice_is_an_error(service: Script, sandbox: Sandbox) -> None:
     service.say(PROCESS, Reply(gone=True))
 

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
 
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
@@ -452,7 +452,8 @@ async def _write_input(transport: AsyncTransport, path: str, stdin: backend.Data
         try:
             await write_stdin(transport, path, take(), sent)
         except SandlotError as error:
-            if not (error.retryable or responses.cut_by_hibernation(error)):
+            # A request whose body pauses for two minutes times out.
+            if not (error.retryable or isinstance(error, TimeoutExceededError) or responses.cut_by_hibernation(error)):
                 raise
             await write_stdin(transport, path, b"".join(kept), sent)
         sent += sum(map(len, kept))

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from types import EllipsisType
 from typing import Any, Literal, overload
 
-from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError, SandlotError, TimeoutExceededError, UnavailableError
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
@@ -451,7 +451,8 @@ def _write_input(transport: Transport, path: str, stdin: backend.Data) -> None:
         try:
             write_stdin(transport, path, take(), sent)
         except SandlotError as error:
-            if not (error.retryable or responses.cut_by_hibernation(error)):
+            # A request whose body pauses for two minutes times out.
+            if not (error.retryable or isinstance(error, TimeoutExceededError) or responses.cut_by_hibernation(error)):
                 raise
             write_stdin(transport, path, b"".join(kept), sent)
         sent += sum(map(len, kept))
