@@ -99,7 +99,7 @@ def test_packing_and_watching_read_no_host_file(sandbox: Sandbox, http: httpx.Cl
 
 def test_invalid_paths_are_refused_by_every_call(sandbox: Sandbox, http: httpx.Client) -> None:
     url = f"/v1/sandboxes/{sandbox.id}/files"
-    for path in ("", "relative", "../..", "/a\0b", "/" + "x" * 5000, "/" + "x" * 300):
+    for path in ("", "a\0b", "/a\0b", "x" * 5000, "/" + "x" * 5000, "/" + "x" * 300):
         for answer in (
             http.get(f"{url}/archive", params={"path": path}),
             http.post(f"{url}/archive", params={"path": path}, content=archive()),
