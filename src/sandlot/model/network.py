@@ -38,7 +38,7 @@ _TAIL: Final = re.compile(r"(?::(?P<port>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _PORT: Final = re.compile(r"\d{1,5}", re.ASCII)
 _MAX_PORT: Final = 65535
 _PERCENT: Final = re.compile(rb"%(?![0-9a-fA-F]{2})")
-_PATH_CHARS: Final = "-._~!$&'()*+,;=:@"
+PATH_CHARS: Final = "-._~!$&'()*+,;=:@"
 """Characters of a path segment besides letters and digits that need no percent-encoding (RFC 3986, 3.3)."""
 
 
@@ -320,7 +320,7 @@ def _parse_path(text: str, path: str) -> str:
             "the path has an empty segment, a segment '.' or '..', or an encoded separator",
             "Write the path as servers receive it: '/v1/models'.",
         )
-    return "/".join(quote(segment, safe=_PATH_CHARS) for segment in segments).removesuffix("/")
+    return "/".join(quote(segment, safe=PATH_CHARS) for segment in segments).removesuffix("/")
 
 
 def _host_text(host: str | IPv4Network | IPv6Network) -> str:

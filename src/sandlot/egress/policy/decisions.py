@@ -29,11 +29,12 @@ class HttpRequest:
     """The part of an HTTP request that rules can limit.
 
     Args:
-        path: Path in the normal form of rules: no dot segments, no empty segments, and percent-encoding only where it is needed.
+        path: Path in the normal form of rules: no dot segments, no empty segments, and percent-encoding only where it is needed. None: servers
+            could read the path in several ways; every entry with a path that denies covers it, and none that allows.
     """
 
     method: str
-    path: str
+    path: str | None
 
 
 Content = HttpRequest | Literal["unknown", "opaque"]
@@ -63,6 +64,8 @@ class PolicyDecisions:
     def __init__(self, policy: NetworkPolicy) -> None:
         self.policy = policy
         self._entries = [(entry.allow, parse_rule(entry.rule)) for entry in policy.entries]
+        self.denies_names = any(not allow and isinstance(rule.host, str) for allow, rule in self._entries)
+        """True if an entry denies a name, which a connection to an address may hide."""
 
     def decide(self, destination: Destination, content: Content = "unknown") -> Permission | Refusal:
         """Decide about a connection, or about one request of an allowed connection.
@@ -162,7 +165,10 @@ def _covers(allow: bool, rule: NetworkRule, content: Content) -> bool | None:  #
     if not rule.methods and not rule.path:
         return True
     if isinstance(content, HttpRequest):
-        is_path_covered = content.path == rule.path or content.path.startswith(f"{rule.path}/")
+        if content.path is None:
+            is_path_covered = not rule.path or not allow
+        else:
+            is_path_covered = content.path == rule.path or content.path.startswith(f"{rule.path}/") or not rule.path
         return is_path_covered and (not rule.methods or content.method in rule.methods)
     return None if content == "unknown" else not allow
 
@@ -181,5 +187,5 @@ def _denied_by(rule: NetworkRule, destination: Destination, content: Content) ->
 
 
 def _refusal(reason: RefusalReason, destination: Destination, content: Content, rule: str = "") -> Refusal:
-    method, path = (content.method, content.path) if isinstance(content, HttpRequest) else ("", "")
+    method, path = (content.method, content.path or "") if isinstance(content, HttpRequest) else ("", "")
     return Refusal(reason, str(destination.host), destination.port, rule, method, path)

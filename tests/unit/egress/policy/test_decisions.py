@@ -131,6 +131,11 @@ OTHER = HttpRequest("GET", "/reposx")
         (("GET a.b/repos", "-a.b"), "unknown", "limited"),
         (("GET a.b/repos", "-a.b"), OTHER, "host_not_allowed"),
         (("-DELETE a.b",), "unknown", "host_not_allowed"),
+        (("GET a.b",), HttpRequest("GET", "*"), "allowed"),
+        (("GET a.b/repos",), HttpRequest("GET", None), "path_not_allowed"),
+        (("-a.b/admin", "a.b"), HttpRequest("GET", None), "path_not_allowed"),
+        (("-DELETE a.b", "a.b"), HttpRequest("GET", None), "allowed"),
+        (("a.b",), HttpRequest("GET", None), "allowed"),
     ],
     ids=str,
 )
