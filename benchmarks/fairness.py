@@ -366,7 +366,7 @@ async def service(folder: Path, isolation: str) -> AsyncIterator[tuple[int, int]
         "SANDLOT_DATA_DIR": str(folder),
         "SANDLOT_ISOLATION_DEFAULT": isolation,
         "SANDLOT_ISOLATION_ALLOWED": isolation,
-        "SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8",
+        "SANDLOT_NETWORK_PRIVATE": "127.0.0.1",
     }
     argv = (sys.executable, "-P", "-m", "sandlot.server", "--host", "127.0.0.1", "--port", str(port))
     with (folder / "service.log").open("ab") as log:

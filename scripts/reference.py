@@ -216,7 +216,7 @@ def _plain(text: str, *, lines: bool = False) -> str:
 _SOURCES = """\
 The service reads its settings at its start: options of `sandlot serve` first, then environment variables, then the file
 `/etc/sandlot/sandlot.toml`, or the file that `SANDLOT_CONFIG` names. In a file, a setting has the name of its variable in lower case without the
-prefix: `port = 9000`, `buffer_bytes = "1G"`, `webhooks_allow = ["10.1.2.0/24"]`. An invalid value and an unknown key prevent the start. Sizes are
+prefix: `port = 9000`, `buffer_bytes = "1G"`, `network_private = ["10.1.2.0/24"]`. An invalid value and an unknown key prevent the start. Sizes are
 bytes or have a unit, such as `512M` or `1G`; durations are seconds; lists are separated by commas."""
 _PROBLEM = """\
 Over HTTP an error is a problem document (`application/problem+json`, RFC 9457) with `code`, `detail`, `hint`, `fault`, `retryable`, `fields` and

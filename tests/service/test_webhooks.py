@@ -53,7 +53,7 @@ def test_disabled_and_failing_webhooks_get_what_they_missed_after_a_kill() -> No
         receiving() as before,
         receiving() as after,
         receiving() as failing,
-        tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8", "SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}) as service,
+        tcp_service({"SANDLOT_NETWORK_PRIVATE": "127.0.0.1", "SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}) as service,
     ):
         before.status = after.status = 200
         key = service.key("hooked")

@@ -82,6 +82,7 @@ from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.outbound.client import OutboundHttpClient
+from sandlot.egress.outbound.connector import Connector
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.host.capacity import Host, own_bounds
@@ -325,7 +326,9 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         # Features that use sandboxes
         grading = ThreadPoolExecutor(1, "grading")
         opened.callback(grading.shutdown, wait=False, cancel_futures=True)
-        sender = OutboundHttpClient(settings.webhooks_allow)
+        connector = Connector(settings.network_private)
+        opened.callback(connector.close)
+        sender = OutboundHttpClient(connector)
         opened.push_async_callback(sender.aclose)
         dispatcher = WebhookDispatcher(
             webhooks=store.webhooks,

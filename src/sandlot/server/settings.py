@@ -212,7 +212,8 @@ class Settings:
         suspended_keep_s: Seconds after which a paused or hibernated sandbox is ended, at least 60.
         packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
-        webhooks_allow: Networks that webhooks may use although they are not public, such as ``10.1.2.0/24``.
+        network_private: Networks that webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host must be
+            listed alone, such as ``127.0.0.1``.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
             Commands and requests for files get up to a tenth faster, and the host uses more power. Only a host with /dev/cpu_dma_latency has the
             effect.
@@ -252,7 +253,7 @@ class Settings:
     suspended_keep_s: _Kept = 7 * DAY_S
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
-    webhooks_allow: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
+    network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
     idle_exit_s: Annotated[float, _number(1.0)] = 600.0
     log_level: Annotated[str, _one_of("debug", "info", "warning", "error")] = "info"

@@ -12,5 +12,5 @@ from tests.support.tcpservice import TcpService, tcp_service
 
 @pytest.fixture(scope="package", params=CONTAINERS_FIRST)
 def service(request: pytest.FixtureRequest) -> Iterator[TcpService]:
-    with tcp_service({"SANDLOT_WEBHOOKS_ALLOW": "127.0.0.0/8"}, isolation=request.param) as running:
+    with tcp_service({"SANDLOT_NETWORK_PRIVATE": "127.0.0.1"}, isolation=request.param) as running:
         yield running

@@ -74,7 +74,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "suspended_keep_s": ("63", 63),
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
-    "webhooks_allow": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
+    "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "low_latency": ("on", "on"),
     "idle_exit_s": ("1.5", 1.5),
     "log_level": ("DEBUG", "debug"),
@@ -116,10 +116,10 @@ def test_file_has_the_types_of_toml_and_the_texts_of_variables(config_file: Path
     config_file.write_text("".join(f"{name} = {json.dumps(text)}\n" for name, (text, _) in VALUES.items()))
     assert Settings.load({}) == Settings(**{name: value for name, (_, value) in VALUES.items()})
     config_file.write_text(
-        'webhooks_allow = ["10.0.0.0/8"]\nisolation_allowed = ["container", "gvisor"]\npools = ["base=1"]\nmemory_ratio = 2\nbuffer_bytes = 67108864'
+        'network_private = ["10.0.0.0/8"]\nisolation_allowed = ["container", "gvisor"]\npools = ["base=1"]\nmemory_ratio = 2\nbuffer_bytes = 67108864'
     )
     settings = Settings.load({})
-    assert (settings.webhooks_allow, settings.isolation_allowed) == ((ip_network("10.0.0.0/8"),), ("container", "gvisor"))
+    assert (settings.network_private, settings.isolation_allowed) == ((ip_network("10.0.0.0/8"),), ("container", "gvisor"))
     assert ([str(pool.spec.template.name) for pool in settings.pools or ()], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
 
 
@@ -144,7 +144,7 @@ def test_sandlot_config_names_another_file_which_must_exist(config_file: Path, t
         ("port = true", "`port` in FILE is True; it must be a whole number from 0 to 65535."),
         ('log_level = "loud"', "`log_level` in FILE is 'loud'; it must be one of debug, info, warning, error."),
         ("upload_max_bytes = 1", "`upload_max_bytes` in FILE is 1; it must be a size from 1 MiB to 1 TiB"),
-        ("webhooks_allow = [1]", "`webhooks_allow` in FILE is [1]; it must be networks such as"),
+        ("network_private = [1]", "`network_private` in FILE is [1]; it must be networks such as"),
         (f"idle_exit_s = {400 * '9'}", "`idle_exit_s` in FILE is 9999"),
         ('isolation_default = "container"', "`isolation_default` in FILE is 'container'; it must be one of SANDLOT_ISOLATION_ALLOWED (gvisor)."),
         ("port = \n", "The file of settings FILE cannot be read: Invalid value (at line 1"),
@@ -187,7 +187,7 @@ def test_wrong_option_is_named() -> None:
         ("EXECUTIONS_KEEP_S", "59"),
         ("SANDBOXES_KEEP_S", "1e12"),
         ("PACKAGES_MAX_BYTES", "1"),
-        ("WEBHOOKS_ALLOW", "10.1.2.3/24"),
+        ("NETWORK_PRIVATE", "10.1.2.3/24"),
         ("IDLE_EXIT_S", "nan"),
         ("IDLE_EXIT_S", "0"),
         ("LOG_LEVEL", "loud"),

@@ -1,1 +1,1 @@
-"""Requests to URLs that tenants chose: the address policy and the HTTP client that enforces it."""
+"""Connections and requests to hosts that sandboxes and tenants chose: name lookups, address checks, and the HTTP client of webhooks."""

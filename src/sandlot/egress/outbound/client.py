@@ -11,18 +11,19 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 import certifi
 import httpx
 
-from sandlot.egress.outbound.urls import address_of, check_url, host_of, port_of
-from sandlot.egress.policy.addresses import Address, Network, is_allowed
+from sandlot.egress.outbound.connector import ConnectionFailedError, Connector
+from sandlot.egress.outbound.urls import check_url, host_of
+from sandlot.egress.policy.addresses import Address
+from sandlot.egress.policy.destinations import parse_host
+from sandlot.egress.policy.refusals import RefusalReason
 from sandlot.model.errors import ErrorCode, ForbiddenError, TimeoutExceededError, UnavailableError
 
 CALL_S: Final = 10.0
@@ -30,37 +31,21 @@ CALL_S: Final = 10.0
 READ_BYTES: Final = 64 * 1024
 MAX_ADDRESSES: Final = 3
 """Maximum number of addresses of one name that are tried."""
-LOOKUP_THREADS: Final = 64
-"""Maximum number of names that are looked up at once.
-
-A name server that never responds blocks a thread for half a minute. Lookups therefore have their own threads, and a call that reaches its time limit
-does not wait for its lookup.
-"""
-
-Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
-"""Resolves a host name and a port to addresses. Raises OSError if the name does not exist."""
 
 
 class OutboundHttpClient:
     """Sends requests to URLs that tenants chose. It must be closed after use.
 
     Args:
-        allow: Networks that requests may go to although their addresses are not public.
-        resolve: Resolves host names. None: the machine's resolver.
-        is_own: Returns whether an address belongs to this machine; such addresses are forbidden if ``allow`` does not contain them. None:
-            :func:`is_own_address`.
+        connector: Resolves the hosts and checks their addresses. The caller closes it.
     """
 
-    def __init__(self, allow: Collection[Network] = (), *, resolve: Resolve | None = None, is_own: Callable[[Address], bool] | None = None) -> None:
-        self._allow = tuple(allow)
-        self._resolve = resolve or self._look_up
-        self._is_own = is_own or is_own_address
-        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, "outbound-names")
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def aclose(self) -> None:
-        """Close the client without waiting for name lookups in progress. Idempotent."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Close the connections. Idempotent."""
         if self._transport is not None:
             await self._transport.aclose()
 
@@ -70,7 +55,7 @@ class OutboundHttpClient:
         Raises:
             InvalidRequestError: The URL is malformed or forbidden.
         """
-        check_url(url, self._allow)
+        check_url(url, self._connector.private)
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
         """Send a POST request and return the status of the response.
@@ -86,7 +71,7 @@ class OutboundHttpClient:
             UnavailableError: The host cannot be reached or does not speak HTTP.
             TimeoutExceededError: The call took longer than :data:`CALL_S`.
         """
-        parsed = check_url(url, self._allow)
+        parsed = check_url(url, self._connector.private)
         try:
             async with asyncio.timeout(CALL_S):
                 addresses = await self._addresses(parsed)
@@ -105,24 +90,14 @@ class OutboundHttpClient:
         Raises:
             ForbiddenError: The name does not exist, or requests may go to none of its addresses. The message does not say which of the two, so that
                 tenants cannot find out which internal names exist.
+            UnavailableError: The name cannot be looked up.
         """
-        host = host_of(url)
-        literal = address_of(host)
         try:
-            found = [literal] if literal is not None else await self._resolve(host, port_of(url))
-        except OSError:
-            found = []
-        allowed = [address for address in found if self._is_allowed(address)]
-        if not allowed:
-            raise ForbiddenError(f"{host} has no public address.", code=ErrorCode.FORBIDDEN)
-        return allowed[:MAX_ADDRESSES]
-
-    def _is_allowed(self, address: Address) -> bool:
-        listed = any(address in network for network in self._allow)
-        return listed or (is_allowed(address, ()) and not self._is_own(address))
-
-    async def _look_up(self, host: str, port: int) -> Sequence[Address]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port)
+            return (await self._connector.resolve(parse_host(host_of(url)), f"webhook {host_of(url)}"))[:MAX_ADDRESSES]
+        except ConnectionFailedError as error:
+            if error.reason in {RefusalReason.ADDRESS_NOT_PUBLIC, RefusalReason.NAME_NOT_FOUND}:
+                raise ForbiddenError(f"{host_of(url)} has no public address.", code=ErrorCode.FORBIDDEN) from None
+            raise UnavailableError(f"{host_of(url)} cannot be looked up.", code=ErrorCode.SERVICE_UNAVAILABLE) from None
 
     async def _send(self, url: httpx.URL, address: Address, body: bytes, headers: Mapping[str, str]) -> int:
         request = httpx.Request(
@@ -152,30 +127,6 @@ class OutboundHttpClient:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             self._transport = httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
         return self._transport
-
-
-def is_own_address(address: Address) -> bool:
-    """Return whether an address belongs to this machine. Nothing is sent.
-
-    In connect(2) of a datagram socket, the kernel only chooses the source address of the socket. If the target is an address of this machine, the
-    kernel chooses the target's address as the source.
-    """
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - the version of the protocol
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((str(address), 9))
-            return str(probe.getsockname()[0]) == str(address)
-        except OSError:
-            return False  # this machine has no route to the address
-
-
-def _look_up(host: str, port: int) -> list[Address]:
-    found: dict[Address, None] = {}
-    for *_, name in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        address = address_of(str(name[0]))
-        if address is not None:
-            found[address] = None
-    return list(found)
 
 
 def _failure(host: str, error: Exception) -> str:

@@ -5,14 +5,13 @@ A URL is checked without network access. Before the HTTP client connects, it che
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from ipaddress import ip_address
 from typing import Final
 
 import httpx
 
-from sandlot.egress.policy.addresses import Address, Network, in_any, is_allowed
+from sandlot.egress.policy.addresses import Network, in_any, is_allowed
+from sandlot.egress.policy.destinations import parse_host
 from sandlot.model.errors import InvalidRequestError
 
 MAX_URL_BYTES: Final = 2048
@@ -21,7 +20,6 @@ SYSTEM_PORTS: Final = frozenset({80, 443})
 FIRST_USER_PORT: Final = 1024
 """First port above the system ports (RFC 6335, 6). Requests may use this port and all higher ports."""
 
-_NAME: Final = re.compile(r"[a-z0-9._-]{1,253}")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -40,17 +38,14 @@ def check_url(url: str, allow: Collection[Network] = ()) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
         host = host_of(parsed)
+        parsed_host = parse_host(host) if host else ""
     except (httpx.InvalidURL, ValueError):
         raise _invalid("The URL is malformed.") from None
     if parsed.scheme not in _DEFAULT_PORTS or not host:
         raise _invalid(f"The URL must begin with http:// or https:// and a host; its scheme is {parsed.scheme[:16]!r}, its host {host[:64]!r}.")
-    literal = address_of(host)
-    if literal is None and _NAME.fullmatch(host) is None:
-        raise _invalid(f"The host {host[:64]!r} of the URL is malformed.")
     if parsed.userinfo or parsed.fragment:
         raise _invalid(f"The URL has a {'user name or password' if parsed.userinfo else 'fragment'}.", "Remove this part of the URL.")
-    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):  # RFC 6761, 6.3
-        literal = ip_address("127.0.0.1")
+    literal = None if isinstance(parsed_host, str) else parsed_host
     if literal is not None and not is_allowed(literal, allow):
         raise _invalid(f"The host {host} of the URL is not a public address.")
     if not is_port_allowed(port_of(parsed)) and not (literal is not None and in_any(literal, allow)):
@@ -71,14 +66,6 @@ def port_of(url: httpx.URL) -> int:
 def is_port_allowed(port: int) -> bool:
     """Return whether requests to public addresses may use a port."""
     return port in SYSTEM_PORTS or FIRST_USER_PORT <= port < 1 << 16
-
-
-def address_of(host: str) -> Address | None:
-    """Return the host of a URL as an address. Return None if the host is a name."""
-    try:
-        return ip_address(host)
-    except ValueError:
-        return None
 
 
 def _invalid(message: str, hint: str = "Pass an http or https URL of a host on the internet.") -> InvalidRequestError:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
 
 from sandlot.egress.outbound import client
-from sandlot.egress.outbound.client import OutboundHttpClient, Resolve, is_own_address
+from sandlot.egress.outbound.client import OutboundHttpClient
+from sandlot.egress.outbound.connector import Connector
 from sandlot.egress.policy.addresses import Address
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, TimeoutExceededError, UnavailableError
 
@@ -62,20 +64,18 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield made
 
 
-def resolving(*addresses: str) -> Resolve:
-    async def resolve(_host: str, _port: int) -> Sequence[Address]:
+@asynccontextmanager
+async def outside(*addresses: str, allow: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> AsyncIterator[OutboundHttpClient]:
+    async def resolve(_host: str) -> Sequence[Address]:
         return [ip_address(address) for address in addresses]
 
-    return resolve
-
-
-@asynccontextmanager
-async def outside(*addresses: str, allow: Sequence[str] = ("127.0.0.0/8",)) -> AsyncIterator[OutboundHttpClient]:
-    made = OutboundHttpClient([ip_network(each) for each in allow], resolve=resolving(*addresses) if addresses else None)
+    connector = Connector([ip_network(each) for each in allow], resolve=resolve if addresses else None)
+    made = OutboundHttpClient(connector)
     try:
         yield made
     finally:
         await made.aclose()
+        connector.close()
 
 
 async def test_request_contains_body_and_host_name_and_no_data_of_this_machine(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,21 @@ async def test_name_of_a_private_address_is_refused(receiver: Receiver) -> None:
     assert receiver.heard == []
 
 
-async def test_resolved_addresses_are_checked(receiver: Receiver) -> None:
-    async with outside(allow=()) as out:
-        for host in ("127.1", "2130706433", "0x7f.1", "no-such-name.invalid"):
-            with pytest.raises(ForbiddenError):
-                await out.post(f"http://{host}:{receiver.port}/", b"", {})
+async def test_localhost_needs_no_lookup_and_is_checked(receiver: Receiver) -> None:
     async with outside() as out:
         assert await out.post(f"http://localhost:{receiver.port}/", b"", {}) == 204
+    async with outside("8.8.8.8", allow=()) as out:
+        for host in ("localhost", "127.1", "2130706433", "0x7f.1"):
+            with pytest.raises(InvalidRequestError):
+                await out.post(f"http://{host}:{receiver.port}/", b"", {})
+
+
+async def test_failed_name_server_is_told_apart_from_a_missing_name(receiver: Receiver) -> None:
+    async def fails(_host: str) -> Sequence[Address]:
+        raise socket.gaierror(socket.EAI_AGAIN, "")
+
+    with closing(Connector(resolve=fails)) as connector, pytest.raises(UnavailableError, match="cannot be looked up"):
+        await OutboundHttpClient(connector).post(f"http://hooks.example:{receiver.port}/", b"", {})
 
 
 async def test_next_address_is_tried_if_one_cannot_be_connected(receiver: Receiver) -> None:
@@ -119,12 +127,11 @@ async def test_next_address_is_tried_if_one_cannot_be_connected(receiver: Receiv
 
 
 async def test_public_address_of_this_machine_is_refused(receiver: Receiver) -> None:
-    made = OutboundHttpClient(resolve=resolving("8.8.8.8"), is_own=lambda address: str(address) == "8.8.8.8")
-    with pytest.raises(ForbiddenError):
-        await made.post(f"http://hooks.example:{receiver.port}/", b"", {})
-    await made.aclose()
-    assert is_own_address(ip_address("127.0.0.1"))
-    assert not is_own_address(ip_address("203.0.113.1"))
+    async def resolve(_host: str) -> Sequence[Address]:
+        return [ip_address("8.8.8.8")]
+
+    with closing(Connector(resolve=resolve, is_own=lambda address: str(address) == "8.8.8.8")) as connector, pytest.raises(ForbiddenError):
+        await OutboundHttpClient(connector).post(f"http://hooks.example:{receiver.port}/", b"", {})
 
 
 async def test_redirect_is_returned_and_not_followed(receiver: Receiver) -> None:
