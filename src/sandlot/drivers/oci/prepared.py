@@ -106,13 +106,13 @@ class OciPreparedSandbox:
         async with self._lock:
             async with self._destroyed_on_failure("start the sandbox"):
                 self._used = True
-                if self._created is None:
+                if self._created is None and not self._runtime.boots_with_engine:
                     record = replace(self._record, step=Step.BOOT)
                     await run_blocking(self._write_bundle, spec, record)
                     started = await self._stage.start(self._order(self._runtime.run_argv(*self._call_args)))
                 else:
+                    engine, started = self._runtime.engine(self._program), self._created or await self._create()
                     self._resources.cgroup.thaw()
-                    engine, started = self._runtime.engine(self._program), self._created
                     record = await self._begin(started, engine.start(self._running(started)))
             return await self._instance(record, started)
 

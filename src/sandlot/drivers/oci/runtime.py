@@ -163,6 +163,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def boots_with_engine(self) -> bool:
+        """True if the engine starts every guest, because it must set up the sandbox before. False: a boot needs one command of the runtime only."""
+        ...
+
+    @property
     def hub(self) -> str | None:
         """Directory inside the sandbox from which the guest binds volumes to their paths. None: the runtime itself mounts volumes at their paths."""
         ...

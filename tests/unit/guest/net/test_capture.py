@@ -14,8 +14,7 @@ from sandlot.guest.net import capture
 from sandlot.guest.net.capture import CaptureListener
 from sandlot.guest.net.dns import NameTable
 from sandlot.guest.net.socket_stream import send_reset_at_close
-from sandlot.protocol import events, schema
-from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
+from sandlot.protocol import events, schema, stream_table
 from tests.support.guest import JoinedLink
 from tests.support.netns import in_sandbox_network
 
@@ -221,12 +220,39 @@ def test_connections_beyond_the_limit_are_reset_and_the_others_continue(monkeypa
 
 def test_connections_beyond_the_streams_of_the_link_are_reset() -> None:
     def work(made: Inside) -> None:
-        clients = [made.connect() for _ in range(GUEST_STREAMS_MAX)]
+        clients = [made.connect() for _ in range(stream_table.GUEST_STREAMS_MAX)]
         made.until(lambda: len(made.opened) == len(clients))
         further = made.connect()
         made.turn()
         assert_reset(further)
         assert len(made.opened) == len(clients)
+
+    inside(work)
+
+
+def test_1024_connections_are_open_at_once_and_are_reset_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_table, "GUEST_STREAMS_MAX", 2000)
+
+    def work(made: Inside) -> None:
+        clients = []
+        for _ in range(1024):
+            clients.append(made.connect())
+            if len(clients) % 100 == 0:  # fewer than the accept queue holds
+                made.until(lambda: len(made.opened) == len(clients))
+        made.until(lambda: len(made.opened) == len(clients))
+        further = made.connect()
+        made.turn()
+        assert_reset(further)
+
+        for event in made.opened:
+            made.host.send_bytes(event.stream, schema.BODY, b"%d" % event.stream)
+        made.move()
+        made.turn()
+        assert [client.recv(10) for client in clients] == [b"%d" % event.stream for event in made.opened]
+
+        made.capture.suspend()
+        for client in clients:
+            assert_reset(client)
 
     inside(work)
 

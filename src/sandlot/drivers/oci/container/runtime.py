@@ -77,6 +77,7 @@ class Crun:
 
     locate: Callable[[], Program] = find_crun
     own_ids: bool = True
+    boots_with_engine: bool = False
     hub: str | None = None
     """None, because crun itself mounts the volumes at their paths."""
     bytes_per_inode: int | None = 16 * 1024

@@ -13,6 +13,7 @@ from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.specs import Shape
+from sandlot.protocol.schema import NETWORK_ARGUMENT
 
 HOST_NAME = "sandbox"
 HUB = f"{GUEST_ROOT}/{VOLUMES}"
@@ -47,13 +48,14 @@ mount(2). This gives an attacker nothing new: in gVisor, as in Linux, every user
 NET_ADMIN, because there is no network; SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_TIME and others, because gVisor does not implement what they allow."""
 
 
-def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str, Any]:
+def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bool = False) -> dict[str, Any]:
     """Return the configuration of one sandbox.
 
     Args:
         shape: Shape of the sandbox.
         limits: Limits of the sandbox's control group.
         has_hub: True if the root file system has a directory for volumes.
+        has_card: True if the sandbox gets a network card that leads to the guest.
     """
     capabilities = list(CAPABILITIES)
     return {
@@ -61,7 +63,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool) -> dict[str,
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": list(GUEST_ARGV),
+            "args": [*GUEST_ARGV, NETWORK_ARGUMENT] if has_card else list(GUEST_ARGV),
             "env": [f"PATH={GUEST_PATH}"],
             "cwd": "/",
             # No ambient capabilities: a process that the guest starts as another user has no capabilities.

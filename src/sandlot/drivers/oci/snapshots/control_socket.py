@@ -22,11 +22,14 @@ import json
 import os
 import socket
 from collections.abc import Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 from sandlot.drivers.oci.runtime import EngineError, RunningOciRuntime, shorten_message
 from sandlot.drivers.oci.snapshots.image_files import MEMORY, MEMORY_INDEX, STATE
+from sandlot.host.nat_table import nat_table
+from sandlot.protocol.schema import NETWORK_ADDRESS
 
 RESPONSE_TIMEOUT_S = 600.0
 """Enough time for a checkpoint of many GiB to a slow disk. If the sandbox ends, the wait ends at once."""
@@ -44,12 +47,36 @@ _LOOPBACK = {
 """Network configuration with only the loopback device. runsc's command line sends the same configuration before it starts or restores a sandbox."""
 
 
+_CARD = {
+    "Name": "eth0",
+    "Addresses": [{"Address": NETWORK_ADDRESS, "PrefixLen": 32}],
+    "Routes": [{"Destination": {"IP": str(IPv4Address(0)), "Mask": base64.b64encode(bytes(4)).decode()}}],
+}
+"""Network card with the default route. The card is a loopback device, so nothing leaves the sandbox, and gVisor can save connections that use it. The
+card must exist before a restore: gVisor's kernel panics if it restores a connection whose address is missing."""
+
+
 class ControlEngine:
-    """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket."""
+    """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket.
+
+    Args:
+        has_card: True to give each sandbox a network card, and a NAT table that redirects its connections to the guest.
+    """
+
+    def __init__(self, *, has_card: bool = False) -> None:
+        self._has_card = has_card
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Create the loopback device of the sandbox."""
-        await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK]})
+        """Create the loopback device of the sandbox, and its network card."""
+        if not self._has_card:
+            await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK]})
+            return
+        table = os.memfd_create("nat")
+        try:
+            os.pwrite(table, nat_table(), 0)
+            await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK, _CARD], "NATBlob": True}, [table])
+        finally:
+            os.close(table)
 
     async def start(self, running: RunningOciRuntime) -> None:
         """Start the guest."""

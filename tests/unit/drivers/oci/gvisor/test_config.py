@@ -10,6 +10,7 @@ from sandlot.drivers.oci.gvisor.config import oci_config
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
+from sandlot.protocol.schema import NETWORK_ARGUMENT
 
 LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 SHAPE = Shape(RootFs("x", Path("/cache/tree")), LIMITS)
@@ -29,6 +30,13 @@ def test_guest_is_process_1_with_a_minimal_environment() -> None:
     assert not process["terminal"]
     assert process["noNewPrivileges"]
     assert {limit["type"]: limit["hard"] for limit in process["rlimits"]}["RLIMIT_CORE"] == 0
+
+
+def test_guest_of_a_sandbox_with_a_card_is_told_so() -> None:
+    with_card = oci_config(SHAPE, group_limits(LIMITS), has_hub=True, has_card=True)
+    assert with_card["process"]["args"] == [*GUEST_ARGV, NETWORK_ARGUMENT]
+    with_card["process"]["args"].pop()
+    assert json.loads(json.dumps(with_card)) == config(), "no capability and no namespace differs"
 
 
 def test_dangerous_capabilities_are_omitted() -> None:

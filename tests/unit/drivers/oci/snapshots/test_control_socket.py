@@ -17,6 +17,7 @@ from sandlot.drivers.oci.runtime import EngineError, Program, RunningOciRuntime
 from sandlot.drivers.oci.snapshots import control_socket, image_files
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine, call
 from sandlot.host.launcher import Started
+from sandlot.host.nat_table import nat_table
 from sandlot.host.process_identity import Identity
 
 REF = "ab27-aaaaaaaaaaaaaaaa"
@@ -128,3 +129,20 @@ async def test_missing_image_is_named_before_a_request_is_sent(live: RunningOciR
     (tmp_path / image_files.STATE).touch()
     with pytest.raises(EngineError, match=r"pages_meta\.img cannot be opened: No such file"):
         await ControlEngine().restore(live, tmp_path)
+
+
+@pytest.mark.parametrize("has_card", [True, False])
+async def test_card_is_a_second_loopback_device_with_a_nat_table(live: RunningOciRuntime, far: Far, has_card: bool) -> None:  # noqa: FBT001
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - names, not paths
+    await told(far, lambda: ControlEngine(has_card=has_card).set_up(live))
+
+    (request,) = far.heard
+    assert request["method"] == "Network.CreateLinksAndRoutes"
+    links = {link["Name"]: link for link in request["arg"]["LoopbackLinks"]}
+    assert request["arg"].get("NATBlob", False) is has_card
+    assert list(links) == (["lo", "eth0"] if has_card else ["lo"])
+    assert far.contents == ([nat_table()[:100]] if has_card else [])
+    if has_card:
+        assert links["eth0"]["Addresses"] == [{"Address": "192.0.2.2", "PrefixLen": 32}]
+        assert links["eth0"]["Routes"] == [{"Destination": {"IP": "0.0.0.0", "Mask": "AAAAAA=="}}]  # noqa: S104 - the default route
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
