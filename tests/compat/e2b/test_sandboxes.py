@@ -124,7 +124,6 @@ def test_internet_access_opens_no_more_than_the_default(opts: Opts) -> None:
         {"network": {"deny_out": ["8.8.8.8"]}},
         {"network": {"allow_public_traffic": True}},
         {"network": {"mask_request_host": "x"}},
-        {"lifecycle": {"on_timeout": {"action": "pause", "mode": "filesystem"}}},
         {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
     ],
 )

@@ -405,7 +405,7 @@ class AsyncFiles:
         """
         entry = await self.stat(guest, user=user)
         if entry.is_dir:
-            return await self._receive_tree(guest, Path(local), user, on_progress, on_skip)
+            return await self._receive_tree(entry.path, Path(local), user, on_progress, on_skip)
         await self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
         return 1
 

@@ -402,7 +402,7 @@ class Files:
         """
         entry = self.stat(guest, user=user)
         if entry.is_dir:
-            return self._receive_tree(guest, Path(local), user, on_progress, on_skip)
+            return self._receive_tree(entry.path, Path(local), user, on_progress, on_skip)
         self._fetch(guest, Path(local), entry, user=user, on_progress=on_progress)
         return 1
 
