@@ -2,7 +2,7 @@
 
 Invariants:
 - Time passes only when no callback is ready, and then at once up to the next timer. An hour takes as long as the work that is due in it.
-- Work for a thread runs at once in the loop's own thread; its result arrives one turn later.
+- Work for a thread runs at once in the loop's own thread; its result arrives one turn later. Work takes no processor time.
 - Random bytes, such as those of ids, come from the seed. Tasks and futures hash to the number of their creation, so that a set of them has the same
   order in each run.
 - A program that can never continue is reported at once: nothing is ready and no timer is set, or ``MAX_TURNS`` turns pass in one moment.
@@ -17,6 +17,7 @@ import math
 import random
 import selectors
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -174,10 +175,11 @@ def simulate(program: Callable[[], Coroutine[Any, Any, ResultT]], seed: int) -> 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Take random bytes from the seed, and run threads inline."""
+    """Take random bytes from the seed, run threads inline, and let work take no processor time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(random, "_urandom", random.Random(seed).randbytes)  # the source of `secrets`
         patch.setattr(threading, "Thread", _InlineThread)
+        patch.setattr(time, "thread_time", lambda: 0.0)
         yield
 
 

@@ -35,14 +35,14 @@ class LinkTurns:
     """Pauses of all links of a service.
 
     Args:
-        processor_s: Clock of the processor time of the event loop's thread, in seconds.
+        processor_s: Clock of the processor time of the event loop's thread, in seconds. None: that of the system.
     """
 
     __slots__ = ("_pausing", "processor_s")
 
-    def __init__(self, processor_s: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, processor_s: Callable[[], float] | None = None) -> None:
         self._pausing = asyncio.Lock()
-        self.processor_s = processor_s
+        self.processor_s = processor_s or time.thread_time
 
     async def pause(self, time_s: float) -> None:
         """Wait until the earlier pauses are over, and then for ``time_s`` seconds."""
