@@ -65,19 +65,21 @@ class CommandRunner:
                 )
             except FileNotFoundError:
                 raise missing_program(argv[0]) from None
-            with process, self._space.watched(process.kill):
-                # A build uses minutes of CPU time and much memory. It must not have the priority and protection of the service's control group.
-                leave_service_cgroup(process.pid)
-                output = process.stdout
-                assert output is not None  # noqa: S101 - it is a pipe
+            output = process.stdout
+            assert output is not None  # noqa: S101 - it is a pipe
+            with process:
+                # A signal to this process can raise an exception anywhere.
                 try:
-                    for raw in output:
-                        log.write(raw)
-                        line = raw.decode(errors="replace").rstrip()
-                        if line:
-                            tail.append(line)
-                            full = full or _FULL in line
-                            on_line(line)
+                    with self._space.watched(process.kill):
+                        # A build uses minutes of CPU time and much memory. It must not have the priority and protection of the service.
+                        leave_service_cgroup(process.pid)
+                        for raw in output:
+                            log.write(raw)
+                            line = raw.decode(errors="replace").rstrip()
+                            if line:
+                                tail.append(line)
+                                full = full or _FULL in line
+                                on_line(line)
                 except BaseException:
                     # read() returns when every process of the command has ended, because each process has the pipe open.
                     process.kill()

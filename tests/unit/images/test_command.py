@@ -56,6 +56,15 @@ def test_missing_program_is_reported_with_its_package(tmp_path: Path) -> None:
     assert command.output_of(("false",)) == ""
 
 
+def test_signal_just_after_the_start_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(_: int) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(command, "leave_service_cgroup", end)
+    with pytest.raises(SystemExit):
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path)).run("it", ("sleep", "1000"), env=ENV)
+
+
 def test_error_of_the_caller_ends_the_command_and_its_children(tmp_path: Path) -> None:
     seen: list[str] = []
 
