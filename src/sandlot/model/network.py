@@ -25,7 +25,8 @@ DEFAULT_PORTS: Final = (80, 443)
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 """HTTP methods that a rule may name: those of RFC 9110 except CONNECT, and PATCH."""
 
-_MAX_NAME_CHARS: Final = 253
+MAX_NAME_CHARS: Final = 253
+"""Length of the longest host name (RFC 1035, 2.3.4)."""
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*", re.ASCII)
 """Last label of a host that programs read as an IPv4 address, even if the host is not written in the usual form (WHATWG URL, 3.5)."""
@@ -38,7 +39,7 @@ _TAIL: Final = re.compile(r"(?::(?P<port>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _PORT: Final = re.compile(r"\d{1,5}", re.ASCII)
 _MAX_PORT: Final = 65535
 _PERCENT: Final = re.compile(rb"%(?![0-9a-fA-F]{2})")
-PATH_CHARS: Final = "-._~!$&'()*+,;=:@"
+_PATH_CHARS: Final = "-._~!$&'()*+,;=:@"
 """Characters of a path segment besides letters and digits that need no percent-encoding (RFC 3986, 3.3)."""
 
 
@@ -157,6 +158,11 @@ class NetworkRule:
         return f"{methods}{wildcard}{_host_text(self.host)}{port}{self.path}"
 
 
+def is_host_name(name: str) -> bool:
+    """Return True if a lower-case name without a trailing dot is one that the DNS can contain."""
+    return len(name) <= MAX_NAME_CHARS and all(map(_LABEL.fullmatch, name.split(".")))
+
+
 def ends_in_number(host: str) -> bool:
     """Return True if programs read a host as an IPv4 address: its last label is a decimal, octal or hexadecimal number."""
     return _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
@@ -270,11 +276,11 @@ def _parse_name(text: str, host: str) -> tuple[str, Literal["", "*", "**"]]:
     if not name.isascii():
         name = _ascii_name(text, name)
     labels = name.split(".")
-    if len(name) > _MAX_NAME_CHARS or not all(map(_LABEL.fullmatch, labels)):
+    if not is_host_name(name):
         raise _bad_rule(
             text,
             f"{name[:50]!r} is not a host name",
-            f"Write up to {_MAX_NAME_CHARS} letters, digits, '-' and '_', in labels of up to 63, separated by '.'.",
+            f"Write up to {MAX_NAME_CHARS} letters, digits, '-' and '_', in labels of up to 63, separated by '.'.",
         )
     if ends_in_number(name):
         raise _bad_rule(text, f"{name[:50]!r} ends in a number but is not an IPv4 address", "Write four decimal numbers, for example '192.0.2.1'.")
@@ -307,20 +313,40 @@ def _parse_port(text: str, port: str) -> int | Literal["*"]:
 def _parse_path(text: str, path: str) -> str:
     try:
         raw = path.encode()
-        segments = [unquote_to_bytes(segment).decode() for segment in path.split("/")]
+        normal = normal_path(path)
     except UnicodeError:
         raise _bad_rule(text, "the path is not in UTF-8", "Write the path as text, or percent-encode its bytes in UTF-8.") from None
     if "?" in path or "#" in path or _PERCENT.search(raw):
         raise _bad_rule(
             text, "the path has a query, a fragment or an incomplete percent-encoding", "Write '?', '#' and '%' as '%3F', '%23' and '%25'."
         )
-    if any(segment in {".", ".."} or not segment.isprintable() or set(segment) & {"/", "\\"} for segment in segments) or "" in segments[1:-1]:
+    if normal is None:
         raise _bad_rule(
             text,
             "the path has an empty segment, a segment '.' or '..', or an encoded separator",
             "Write the path as servers receive it: '/v1/models'.",
         )
-    return "/".join(quote(segment, safe=PATH_CHARS) for segment in segments).removesuffix("/")
+    return normal
+
+
+def normal_path(path: str | bytes, separators: str = "/\\") -> str | None:
+    """Return a path with percent-encoding only where it is needed, and without a slash at its end. The path has no query or fragment.
+
+    Args:
+        path: Path whose percent-encoding is complete.
+        separators: Characters that no segment may have, because some servers divide segments there.
+
+    Returns:
+        None if servers could read the path in several ways: it has dot segments, empty segments, separators or control characters.
+
+    Raises:
+        UnicodeError: The path is not in UTF-8.
+    """
+    parts = path.split("/") if isinstance(path, str) else path.split(b"/")
+    segments = [unquote_to_bytes(part).decode() for part in parts]
+    if any(segment in {".", ".."} or not segment.isprintable() or not set(segment).isdisjoint(separators) for segment in segments):
+        return None
+    return None if "" in segments[1:-1] else "/".join(quote(segment, safe=_PATH_CHARS) for segment in segments).removesuffix("/")
 
 
 def _host_text(host: str | IPv4Network | IPv6Network) -> str:

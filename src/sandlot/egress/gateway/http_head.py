@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
 
 import h11
 
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.destinations import Destination, parse_host
 from sandlot.egress.policy.refusals import RefusalReason
-from sandlot.model.network import PATH_CHARS
+from sandlot.model import network
 
 DEFAULT_PORT: Final = 80
 
@@ -61,11 +60,10 @@ def read_head(request: h11.Request, port: int) -> RequestHead | RefusalReason:
 
 
 def normal_path(target: bytes) -> str | None:
-    """Return the path of a target in the normal form of rules: percent-encoding only where needed, and no slash at the end.
+    """Return the path of a target in the normal form of rules (:func:`sandlot.model.network.normal_path`).
 
     Returns:
-        None if servers could read the path in several ways: it has dot segments, empty segments, parameters (``;``), encoded separators, control
-        characters or an invalid encoding.
+        None if servers could read the path in several ways, also because of parameters (``;``) or an invalid encoding.
     """
     path = target.partition(b"?")[0]
     if path == b"*":
@@ -73,12 +71,10 @@ def normal_path(target: bytes) -> str | None:
     if b"#" in path or _PERCENT.search(path):
         return None
     try:
-        segments = [unquote_to_bytes(segment).decode() for segment in path.split(b"/")]
+        normal = network.normal_path(path, "/\\;")
     except UnicodeError:
         return None
-    if any(segment in {".", ".."} or not segment.isprintable() or set(segment) & {"/", "\\", ";"} for segment in segments) or "" in segments[1:-1]:
-        return None
-    return "/".join(quote(segment, safe=PATH_CHARS) for segment in segments).removesuffix("/") or "/"
+    return normal or (None if normal is None else "/")
 
 
 def _parse_host_header(value: bytes, port: int) -> Destination | None:

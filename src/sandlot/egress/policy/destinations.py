@@ -7,17 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 from typing import Final
 
 from sandlot.egress.policy.addresses import Address
-from sandlot.model.network import ends_in_number, numeric_address
+from sandlot.model.network import MAX_NAME_CHARS, ends_in_number, is_host_name, numeric_address
 
-MAX_HOST_CHARS: Final = 253
-
-_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _LOOPBACK: Final = IPv4Address("127.0.0.1")
 _MAX_PORT: Final = 65535
 
@@ -44,14 +40,14 @@ def parse_host(text: str) -> str | Address:
     Raises:
         ValueError: The text is neither an address nor a name that the DNS can contain.
     """
-    if not text.isascii() or len(text) > MAX_HOST_CHARS + 1:
+    if not text.isascii() or len(text) > MAX_NAME_CHARS + 1:
         raise ValueError("the host is not in ASCII or has more than 253 characters")
     host = text.lower().removesuffix(".")
     if ":" in host:
         return ip_address(host)
     if ends_in_number(host):
         return numeric_address(host)
-    if not all(map(_LABEL.fullmatch, host.split("."))) or len(host) > MAX_HOST_CHARS:
+    if not is_host_name(host):
         raise ValueError("the host has characters or labels that no host name has")
     return _LOOPBACK if host == "localhost" or host.endswith(".localhost") else host
 

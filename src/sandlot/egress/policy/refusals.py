@@ -78,15 +78,18 @@ class Refusal:
     path: str = ""
 
     @property
+    def _response(self) -> tuple[int, ErrorCode]:
+        return _RESPONSES.get(self.reason, (403, ErrorCode.FORBIDDEN))
+
+    @property
     def status(self) -> int:
         """HTTP status of the response."""
-        return _RESPONSES[self.reason][0] if self.reason in _RESPONSES else 403
+        return self._response[0]
 
     def body(self) -> dict[str, Any]:
         """Return the body of the HTTP response, for JSON."""
-        code = _RESPONSES[self.reason][1] if self.reason in _RESPONSES else ErrorCode.FORBIDDEN
         return {
-            "code": str(code),
+            "code": str(self._response[1]),
             "reason": str(self.reason),
             "host": self.host,
             "port": self.port,
