@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from sandlot.guest.connection import LinkConnection
 from sandlot.guest.lifecycle import GuestLifecycle
-from sandlot.guest.loop import READ_BYTES, Timer
+from sandlot.guest.loop import READ_BYTES, Loop, Timer
 from sandlot.guest.main import LinkEventDispatcher
 from sandlot.guest.output import OutputLog
 from sandlot.guest.rpc import RpcServer
@@ -169,6 +169,35 @@ class JoinedLink:
         stream = self.open(name, args, id_)
         self.host.end(stream)
         return stream, self.move()
+
+
+class JoinedLinkWithLoop(JoinedLink):
+    """A joined link beside a real loop, for guest services that use sockets.
+
+    Attributes:
+        received: Events of the host, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = Loop()
+        self.received: list[events.Event] = []
+
+    @property
+    def opened(self) -> list[events.Opened]:
+        """Streams that the guest has opened."""
+        return [event for event in self.received if isinstance(event, events.Opened)]
+
+    def turn(self) -> None:
+        """Run one turn of the loop, and move everything there is."""
+        self.loop.call_later(0.01, lambda: None)  # maximum time of a turn
+        self.loop.turn()
+        self.received += self.move()
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Run turns until a condition holds."""
+        while not is_so():
+            self.turn()
 
 
 def flood(outputs: OutputLog, channels: Iterable[int]) -> bool:

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from sandlot.guest.loop import READ, log
-from sandlot.guest.net.socket_stream import SocketStream, send_reset_at_close
+from sandlot.guest.net.socket_stream import SocketStream, accept_connection, send_reset_at_close
 from sandlot.protocol import schema
 from sandlot.protocol.errors import CannotSend, ProtocolError
 from sandlot.protocol.fast_imports import socket
@@ -98,15 +98,13 @@ class CaptureListener:
             if self._listener is None or not self._is_open:
                 return
             try:
-                descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name for accept(2)
+                connection = accept_connection(self._listener)
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is free, or the program has reset the connection
                 log(f"cannot accept a captured connection: {error}")
                 self._pause()
                 return
-            connection = socket.socket(fileno=descriptor)
-            connection.setblocking(False)
             self._add(connection)
 
     def _add(self, connection: socket.socket) -> None:

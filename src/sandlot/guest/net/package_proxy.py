@@ -18,7 +18,7 @@ import time
 from fcntl import ioctl
 
 from sandlot.guest.loop import READ, log
-from sandlot.guest.net.socket_stream import READ_BYTES, SocketStream, send_reset_at_close
+from sandlot.guest.net.socket_stream import READ_BYTES, SocketStream, accept_connection, send_reset_at_close
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.fast_imports import socket
@@ -92,15 +92,13 @@ class PackageProxy:
             self._pause()
             return
         try:
-            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name for accept(2)
+            connection = accept_connection(self._listener)
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is free, or the client has reset the connection: retry after a pause
             log(f"cannot accept a connection to the package index: {error}")
             self._pause()
             return
-        connection = socket.socket(fileno=descriptor)
-        connection.setblocking(False)
         self.add(connection)
 
     def _close_idle(self) -> bool:

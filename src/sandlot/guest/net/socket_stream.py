@@ -246,6 +246,19 @@ class SocketStream:
             self._watch()
 
 
+def accept_connection(listener: socket.socket) -> socket.socket:
+    """Accept a connection, and return its non-blocking socket.
+
+    Raises:
+        BlockingIOError: No connection waits.
+        OSError: No descriptor is free, or the program has reset the connection.
+    """
+    descriptor, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C module's name for accept(2)
+    connection = socket.socket(fileno=descriptor)
+    connection.setblocking(False)
+    return connection
+
+
 def send_reset_at_close(connection: socket.socket) -> None:
     """Set a socket option that makes the later close(2) of a connection send RST instead of FIN."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

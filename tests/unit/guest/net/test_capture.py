@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from sandlot.guest.loop import Loop
 from sandlot.guest.net import capture
 from sandlot.guest.net.capture import CaptureListener
 from sandlot.guest.net.dns import NameTable
 from sandlot.guest.net.socket_stream import send_reset_at_close
 from sandlot.protocol import events, schema, stream_table
-from tests.support.guest import JoinedLink
+from tests.support.guest import JoinedLinkWithLoop
 from tests.support.netns import in_sandbox_network
 
 PATIENCE_S = 20.0
@@ -25,19 +24,13 @@ ADDRESS = ("8.8.4.4", 443)
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may create a network namespace")
 
 
-class Inside(JoinedLink):
-    """A guest that captures connections, its host, and the clients of a test.
-
-    Attributes:
-        received: Events of the host, in order.
-    """
+class Inside(JoinedLinkWithLoop):
+    """A guest that captures connections, its host, and the clients of a test."""
 
     def __init__(self, clients: contextlib.ExitStack) -> None:
         super().__init__()
-        self.loop = Loop()
         self.table = NameTable()
         self.capture = CaptureListener(self.loop, self.router, self.table)
-        self.received: list[events.Event] = []
         self.clients = clients
         clients.callback(self.close)
 
@@ -49,19 +42,6 @@ class Inside(JoinedLink):
 
     def connect(self, address: tuple[str, int] = ADDRESS) -> socket.socket:
         return self.clients.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
-
-    def turn(self) -> None:
-        self.loop.call_later(0.01, lambda: None)  # maximum time of a turn
-        self.loop.turn()
-        self.received += self.move()
-
-    def until(self, is_so: Callable[[], object]) -> None:
-        while not is_so():
-            self.turn()
-
-    @property
-    def opened(self) -> list[events.Opened]:
-        return [event for event in self.received if isinstance(event, events.Opened)]
 
     def captured(self, address: tuple[str, int] = ADDRESS) -> tuple[socket.socket, int]:
         """Connect to an address; return the client and the stream that the host gets."""

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from sandlot.guest.loop import Loop
 from sandlot.guest.net import dns_server
 from sandlot.guest.net.dns import MX, NO_ERROR, QUERY_BYTES, REFUSED, SERVER_FAILURE, NameTable
 from sandlot.guest.net.dns_server import DnsServer
 from sandlot.protocol import events, schema
-from tests.support.guest import JoinedLink
+from tests.support.guest import JoinedLinkWithLoop
 from tests.support.netns import in_sandbox_network
 
 PATIENCE_S = 20.0
@@ -34,39 +33,27 @@ RESPONSE = struct.pack("!6H", 0, 0x8180, 1, 1, 0, 0) + query(MX)[12:] + struct.p
 """Response of a host to a query of type MX."""
 
 
-class Inside(JoinedLink):
+class Inside(JoinedLinkWithLoop):
     """A guest with a DNS server, its host, and one program.
 
     Attributes:
         program: Socket of the program.
-        received: Events of the host, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = Loop()
         self.table = NameTable()
         self.server = DnsServer(self.loop, self.router, self.table)
         self.server.open()
         self.program = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.program.connect((schema.NAMESERVER, 53))
         self.program.setblocking(False)
-        self.received: list[events.Event] = []
 
     def close(self) -> None:
         self.program.close()
         listener = self.server._socket  # noqa: SLF001 - a guest never closes its port
         if listener is not None:
             listener.close()
-
-    def turn(self) -> None:
-        self.loop.call_later(0.01, lambda: None)  # maximum time of a turn
-        self.loop.turn()
-        self.received += self.move()
-
-    def until(self, is_so: Callable[[], object]) -> None:
-        while not is_so():
-            self.turn()
 
     def response(self) -> bytes:
         """Wait for the next response of the server."""
@@ -81,10 +68,6 @@ class Inside(JoinedLink):
         self.program.send(query(MX, id_))
         self.until(lambda: len(self.opened) > before)
         return self.opened[-1].stream
-
-    @property
-    def opened(self) -> list[events.Opened]:
-        return [event for event in self.received if isinstance(event, events.Opened)]
 
 
 def inside(work: Callable[[Inside], None]) -> None:
