@@ -204,7 +204,7 @@ class _HttpExchange:
                 body += message.get("body", b"")
         if len(body) > INLINE_MAX_BYTES and not (body.isascii() and b"\\u" not in body):
             self._hold(len(body) * WIDE_TEXT)
-        if not self._content_length:
+        if body and not self._content_length:
             self._turns.charge(self._owner, len(body))
         return {"type": "http.request", "body": bytes(body), "more_body": False}
 

@@ -46,6 +46,11 @@ class _Key:
     waiting: deque[tuple[asyncio.Future[None], float]] = field(default_factory=deque)
     """Requests that wait, each with the cost of its body."""
 
+    @property
+    def due_s(self) -> float:
+        """Time from which the next request may begin."""
+        return self.paid_s - CREDIT_S * SHARES
+
 
 class RequestTurns:
     """Requests that wait to begin.
@@ -84,7 +89,7 @@ class RequestTurns:
         if not self._is_taken and not key.waiting and self._is_due(key, now_s):
             self._is_taken = True
             asyncio.get_running_loop().call_soon(self._next)
-            self._charge(owner, key, now_s, body_s)
+            self._begin(owner, key, now_s, body_s)
             return
         begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         key.waiting.append((begins, body_s))
@@ -114,14 +119,14 @@ class RequestTurns:
                 key.waiting.popleft()  # its client has left
             if key.waiting and self._is_due(key, now_s):
                 begins, body_s = key.waiting.popleft()
-                self._charge(owner, key, now_s, body_s)
+                self._begin(owner, key, now_s, body_s)
                 begins.set_result(None)
                 return True
         return False
 
     def _wake(self, now_s: float) -> None:
         """Begin the next request when it is due."""
-        due_s = min((key.paid_s - CREDIT_S * SHARES for _, key in self._waiting()), default=None)
+        due_s = min((key.due_s for _, key in self._waiting()), default=None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,13 +134,13 @@ class RequestTurns:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s), self._next)
 
     def _is_due(self, key: _Key, now_s: float) -> bool:
-        return key.paid_s - CREDIT_S * SHARES <= now_s or self._is_alone(key, now_s)
+        return key.due_s <= now_s or self._is_alone(key, now_s)
 
     def _is_alone(self, key: _Key, now_s: float) -> bool:
         return all(owner is None or other is key or (not other.waiting and now_s - other.active_s >= ACTIVE_S) for owner, other in self._keys.items())
 
-    def _charge(self, owner: OwnerId | None, key: _Key, now_s: float, body_s: float) -> None:
-        """Charge a request that begins to its key, whose turn comes after those of all others."""
+    def _begin(self, owner: OwnerId | None, key: _Key, now_s: float, body_s: float) -> None:
+        """Charge a request that begins to its key. The next turn of the key comes after those of all others."""
         used_s = self._used_s()
         step = COST_STEP if used_s - self._counted_s > self._cost_s else 1 / COST_STEP
         self._cost_s = min(max(self._cost_s * step, COST_MIN_S), COST_MAX_S)
