@@ -6,7 +6,7 @@ Each attack has its own table. In each round, the calls of the victim are timed 
 percentiles of all rounds, and their ratios. ``idle`` is no attack: its ratios are the noise of the machine. ``processors`` keeps the attacker's
 sandboxes busy and sends no requests: its ratios are the share of the processors that the limits of these sandboxes allow.
 
-The attacker is a process of its own on the same machine. It has the lowest priority, because the processors of a real attacker are those of
+The attacker is a separate process on the same machine. It has the lowest priority, because the processors of a real attacker are those of
 another machine. The last line of each table has the processor time that the attacker's process, its
 sandboxes and the service used during the attack, in percent of one core.
 """

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 def in_sandbox_network(work: Callable[[], _T]) -> _T:
-    """Run a function in a thread of its own with a new network namespace, which ends with the thread and the sockets of the function."""
+    """Run a function in a new thread with a new network namespace, which ends with the thread and the sockets of the function."""
 
     def run() -> _T:
         unshare(CLONE_NEWNET)

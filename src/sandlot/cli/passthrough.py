@@ -24,7 +24,7 @@ from sandlot.cli.output import note
 from sandlot.sdk import CommandResult, ErrorCode, Output, SandlotError
 
 INPUT_BYTES = 4 * 1024 * 1024
-"""Largest chunk of standard input. Each chunk is a request of its own."""
+"""Largest chunk of standard input. Each chunk is a separate request."""
 PIPE_BYTES = 1024 * 1024
 """Capacity that a pipe at standard input gets, the largest that users may set by default (pipe(7))."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -18,7 +18,8 @@ from sandlot.egress.policy.refusals import Refusal, RefusalReason
 def check_hello(hello: ClientHello, decisions: PolicyDecisions, destination: Destination) -> Refusal | None:
     """Return the refusal of a TLS connection. None: the connection is allowed.
 
-    A name must be asked for by the same name. An address may be asked for by no name, or by a name that no entry denies.
+    If the program named a host, TLS must ask for the same name (SNI). If it named an address, TLS may ask for no name, or for a name that no entry
+    denies.
     """
     permission = decisions.decide(destination, "opaque")
     if isinstance(permission, Refusal):

@@ -1,7 +1,7 @@
 """Recognition of the protocol of a connection by the first bytes of the client. Pure.
 
 Invariants:
-- What a server could read as HTTP/1 is recognised as HTTP/1, also if it is malformed: the strict parser refuses it afterwards.
+- Bytes that a server could read as HTTP/1 are recognised as HTTP/1, even if they are malformed: the strict parser refuses them afterwards.
 - The result does not depend on how the bytes are split.
 """
 

@@ -9,7 +9,7 @@ from typing import Final
 from sandlot.egress.policy.refusals import Refusal
 
 ACCESS_DENIED_ALERT: Final = bytes([21, 3, 3, 0, 2, 2, 49])
-"""Fatal TLS alert ``access_denied`` (RFC 8446, 6.2), in a record of its own. Clients report it by name."""
+"""Fatal TLS alert ``access_denied`` (RFC 8446, 6.2), in a separate record. Clients report it by name."""
 
 
 def http_response(refusal: Refusal, *, to_head: bool = False) -> bytes:

@@ -42,7 +42,7 @@ CACHED_NAMES: Final = 4096
 FOUND_S: Final = 30.0
 """Seconds for which the addresses of a name are kept. The system's resolver does not report the time to live of a record."""
 NOT_FOUND_S: Final = 5.0
-"""Seconds for which it is kept that a name does not exist."""
+"""Seconds for which the absence of a name is cached."""
 
 _ABSENT: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY})
 """Errors of the resolver that mean that the name has no address. The other ones mean that the lookup has failed."""

@@ -4,7 +4,7 @@ Invariants:
 - The first entry that matches decides. If none matches, ``internet`` allows and every other mode denies.
 - An allow entry matches what the program names: a name never matches an entry with an address, nor an address an entry with a name.
 - A deny entry also matches the addresses that a name resolves to, and the names in TLS and HTTP of a connection to an address, unless an earlier
-  entry allows the connection. Nobody steps around a deny entry by another way of naming the same server.
+  entry allows the connection. So another name or address of a server does not get around a deny entry.
 - An entry with methods or a path matches HTTP requests only. A connection whose requests cannot be read is refused if such an entry denies some of
   them, and is not allowed by such an entry.
 """

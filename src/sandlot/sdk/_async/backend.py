@@ -35,7 +35,7 @@ Data: TypeAlias = str | bytes | IO[bytes] | IO[str] | Iterable[bytes] | AsyncIte
 CHUNK_BYTES = 256 * 1024
 """Size of the chunks in which files are read and sent."""
 INPUT_BYTES = 4 * 1024 * 1024
-"""Largest chunk of standard input. Each chunk is a request of its own, so that it can be repeated."""
+"""Largest chunk of standard input. Each chunk is a separate request, so that it can be repeated."""
 CLEANUP_S = 30.0
 KEEP_ALIVE_S = 60.0
 """Seconds for which an idle connection is kept; the service keeps connections longer."""
@@ -148,7 +148,7 @@ async def beside() -> AsyncIterator[Callable[..., object]]:
 
 
 async def chunks(data: Data, size: int = CHUNK_BYTES) -> AsyncIterator[bytes]:
-    """Iterate over data in chunks of at most ``size`` bytes; an iterable has chunks of its own.
+    """Iterate over data in chunks of at most ``size`` bytes. The chunks of an iterable are passed on as they are.
 
     A file is read as fast as the chunks are used. A chunk of a pipe or socket has what has arrived.
     """
