@@ -1,4 +1,4 @@
-"""Interfaces that core needs besides the driver: clock, templates, volume disks, and package indexes."""
+"""Interfaces that core needs besides the driver: clock, templates, volume disks, package indexes, and the network gateway."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from sandlot.link.services import GuestStream
+from sandlot.link.services import GuestService, GuestStream
 from sandlot.model.access import Principal
+from sandlot.model.network import NetworkPolicy
+from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, TemplateRef
 
@@ -136,5 +138,39 @@ class PackageIndex(Protocol):
             stream: Connection with HTTP/1.1 requests, one after another. The sandbox is hostile and can send any bytes.
             sandbox: Id of the sandbox; the number of its concurrent requests is limited.
             allowed: Returns True if the sandbox may use the package indexes now. Called for each request.
+        """
+        ...
+
+
+class SandboxNetwork(Protocol):
+    """Network access of one sandbox: the host's side of its connections to other hosts."""
+
+    def services(self) -> Mapping[str, GuestService]:
+        """Return the services ``connect`` and ``dns`` for the guest of the sandbox."""
+        ...
+
+    def set_policy(self, policy: NetworkPolicy) -> None:
+        """Decide about new connections and requests by another policy, and reset open connections that the policy does not allow."""
+        ...
+
+    def activity(self) -> NetworkActivity:
+        """Return the refusals, destinations and bytes of the sandbox."""
+        ...
+
+    def close(self) -> None:
+        """Reset all connections and refuse new ones. Idempotent."""
+        ...
+
+
+class NetworkGateway(Protocol):
+    """Connects sandboxes to the hosts that their network policies allow."""
+
+    def open(self, sandbox: str, policy: NetworkPolicy, on_refusal: Callable[[NetworkRefusal], object]) -> SandboxNetwork:
+        """Return the network access of a sandbox. The caller must close it.
+
+        Args:
+            sandbox: Id of the sandbox.
+            policy: Network policy of the sandbox.
+            on_refusal: Called for each refusal that differs from those that are kept, at most once a second for one sandbox.
         """
         ...

@@ -12,7 +12,8 @@ from sandlot.egress.gateway.http_head import read_head
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.decisions import HttpRequest, PolicyDecisions
 from sandlot.egress.policy.destinations import Destination, parse_host
-from sandlot.egress.policy.refusals import Refusal, RefusalReason
+from sandlot.egress.policy.refusals import Refusal
+from sandlot.model.network_activity import RefusalReason
 
 
 def check_hello(hello: ClientHello, decisions: PolicyDecisions, destination: Destination) -> Refusal | None:

@@ -14,8 +14,8 @@ import h11
 
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.destinations import Destination, parse_host
-from sandlot.egress.policy.refusals import RefusalReason
 from sandlot.model import network
+from sandlot.model.network_activity import RefusalReason
 
 DEFAULT_PORT: Final = 80
 

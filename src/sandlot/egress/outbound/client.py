@@ -23,8 +23,8 @@ from sandlot.egress.outbound.connector import ConnectionFailedError, Connector
 from sandlot.egress.outbound.urls import check_url, host_of
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.destinations import parse_host
-from sandlot.egress.policy.refusals import RefusalReason
 from sandlot.model.errors import ErrorCode, ForbiddenError, TimeoutExceededError, UnavailableError
+from sandlot.model.network_activity import RefusalReason
 
 CALL_S: Final = 10.0
 """Seconds that a call may take: name lookup, connection, request and response."""

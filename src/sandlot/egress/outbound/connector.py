@@ -22,7 +22,7 @@ from typing import Final
 import aiohappyeyeballs
 
 from sandlot.egress.policy.addresses import Address, Network, is_reachable
-from sandlot.egress.policy.refusals import RefusalReason
+from sandlot.model.network_activity import RefusalReason
 
 MAX_ADDRESSES: Final = 8
 """Maximum number of addresses of one name that are tried."""

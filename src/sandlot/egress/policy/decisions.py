@@ -17,8 +17,9 @@ from typing import Final, Literal
 
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.destinations import Destination
-from sandlot.egress.policy.refusals import Refusal, RefusalReason
+from sandlot.egress.policy.refusals import Refusal
 from sandlot.model.network import DEFAULT_PORTS, NetworkMode, NetworkPolicy, NetworkRule, parse_rule
+from sandlot.model.network_activity import RefusalReason
 
 _LOCAL_DOMAINS: Final = (".internal", ".local")
 """Domains of local networks (RFC 6762; ICANN, 2024). Like names without a dot, they are found only if an entry allows them."""

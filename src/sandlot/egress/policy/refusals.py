@@ -1,36 +1,14 @@
-"""Refused connections and requests: the reasons, and the description that a program in the sandbox reads."""
+"""Refused connections and requests, and the description that a program in the sandbox reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from sandlot.model.errors import ErrorCode
-
-
-class RefusalReason(StrEnum):
-    """Reason for which a connection or an HTTP request of a sandbox is refused. The reasons are part of the API."""
-
-    HOST_NOT_ALLOWED = "host_not_allowed"
-    PORT_NOT_ALLOWED = "port_not_allowed"
-    """The policy allows the host on other ports only."""
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    PATH_NOT_ALLOWED = "path_not_allowed"
-    ADDRESS_NOT_PUBLIC = "address_not_public"
-    """The destination has no address that sandboxes may reach: its addresses are private, reserved, or those of the host."""
-    NAME_NOT_FOUND = "name_not_found"
-    TLS_NAME_MISMATCH = "tls_name_mismatch"
-    """The client asks for another server in TLS than the one it connects to, for none, or for a hidden one (Encrypted Client Hello)."""
-    HTTP_HOST_MISMATCH = "http_host_mismatch"
-    PROTOCOL_NOT_SUPPORTED = "protocol_not_supported"
-    """The policy limits requests to the destination, and the connection is not readable HTTP/1.1."""
-    UPSTREAM_FAILED = "upstream_failed"
-    """The destination is allowed, and its name server or the connection to the destination has failed."""
-    LIMIT_EXCEEDED = "limit_exceeded"
-
+from sandlot.model.network_activity import RefusalReason
 
 _RESPONSES: Mapping[RefusalReason, tuple[int, ErrorCode]] = MappingProxyType(
     {

@@ -9,7 +9,8 @@ import h11
 import pytest
 
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT, http_response
-from sandlot.egress.policy.refusals import Refusal, RefusalReason
+from sandlot.egress.policy.refusals import Refusal
+from sandlot.model.network_activity import RefusalReason
 
 
 @pytest.mark.parametrize("reason", RefusalReason)

@@ -22,7 +22,7 @@ from sandlot.egress.outbound.connector import (
     is_own_address,
 )
 from sandlot.egress.policy.addresses import Address
-from sandlot.egress.policy.refusals import RefusalReason
+from sandlot.model.network_activity import RefusalReason
 
 
 class Names:

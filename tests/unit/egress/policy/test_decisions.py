@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sandlot.egress.policy.decisions import Content, HttpRequest, Permission, PolicyDecisions
 from sandlot.egress.policy.destinations import parse_destination
-from sandlot.egress.policy.refusals import NEXT_STEPS, Refusal, RefusalReason
+from sandlot.egress.policy.refusals import NEXT_STEPS, Refusal
 from sandlot.model.errors import ErrorCode
 from sandlot.model.network import MAX_ENTRIES, NetworkEntry, NetworkMode, NetworkPolicy
+from sandlot.model.network_activity import RefusalReason
 
 
 def policy(*entries: str, mode: NetworkMode = NetworkMode.ALLOWLIST) -> PolicyDecisions:
