@@ -241,6 +241,8 @@ class _HttpExchange:
         if len(body) <= CHUNK_BYTES:
             await self._send(message)
             self.is_complete = is_last
+            if not is_last:
+                await self._turns.pause(self._owner, len(body))
             return
         # The connection accepts everything at once, however slowly the client reads. After each chunk, sending waits for the client.
         self._buffers.take_anyway(len(body))
@@ -248,6 +250,8 @@ class _HttpExchange:
             for at in range(0, len(body), CHUNK_BYTES):
                 last = at + CHUNK_BYTES >= len(body)
                 await self._send({**message, "body": body[at : at + CHUNK_BYTES], "more_body": not last or message.get("more_body", False)})
+                if not last:
+                    await self._turns.pause(self._owner, CHUNK_BYTES)
             self.is_complete = is_last
         finally:
             self._buffers.give(len(body))

@@ -1,12 +1,12 @@
-"""Turns of the requests that begin: in each turn of the event loop one request begins, of each key in turn.
+"""Turns of the requests that begin: in each turn of the event loop one request begins, of each key in turn. Pauses of large responses.
 
 Without turns, all requests that have arrived begin at once, and each waits for the work of all others: those of a key with hundreds of connections
 would hold up those of all other keys.
 
 With turns alone, a key that always has a request waiting would use all of the service's processor time, and each step of another key's request
 would wait for a step of its requests. So while several keys are active, each gets a share of the time. What a request will cost is not known: the
-median of the latest requests is taken, and more for a large body. A key that is alone does not wait. Requests
-without a key count as those of one key, but a key beside them is alone.
+median of the latest requests is taken, and more for a large body. What is sent to a client counts as well, and a response pauses for the share of
+its key. A key that is alone does not wait. Requests without a key count as those of one key, but a key beside them is alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ ACTIVE_S: Final = 1.0
 """Time for which a key is active after a request."""
 BODY_BYTES_PER_S: Final = 100_000_000
 """Bytes of JSON that one second of processor time receives, parses and validates, if their text is not ASCII."""
+SENT_BYTES_PER_S: Final = 300_000_000
+"""Bytes of output that one second of processor time receives from sandboxes and sends to clients (measured: 310 MB)."""
+SMALL_BYTES: Final = 16 * 1024
+"""Size as which a smaller part of a response counts."""
+PAUSE_MIN_S: Final = 0.005
+"""Length of the shortest pause of a response. The event loop has timers of whole milliseconds."""
 COST_MIN_S: Final = 0.0001
 COST_MAX_S: Final = 0.003
 """Upper bound of the measured cost. Between two requests, the service also works for bodies, streams and itself."""
@@ -102,6 +108,20 @@ class RequestTurns:
         key, now_s = self._keys.get(owner), asyncio.get_running_loop().time()
         if key is not None and not self._is_alone(key, now_s):
             key.paid_s = max(key.paid_s, now_s) + body_bytes / BODY_BYTES_PER_S * SHARES
+
+    async def pause(self, owner: OwnerId | None, sent_bytes: int) -> None:
+        """Charge a part of a response, or of a WebSocket, that is sent, and wait until its key may send more."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        key = self._keys.get(owner)
+        if key is None:
+            key = self._keys[owner] = _Key(now_s - ACTIVE_S, now_s)
+        if self._is_alone(key, now_s):
+            return
+        key.paid_s = max(key.paid_s, now_s) + max(sent_bytes, SMALL_BYTES) / SENT_BYTES_PER_S * SHARES
+        while not self._is_due(key, now_s):
+            await asyncio.sleep(min(max(key.due_s - now_s, PAUSE_MIN_S), ACTIVE_S))
+            now_s = loop.time()
 
     def _next(self) -> None:
         """Begin one request, if one is due."""

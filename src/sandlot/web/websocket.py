@@ -33,6 +33,7 @@ from websockets.datastructures import Headers
 from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 
+from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.specs import KIB, MIB
 from sandlot.web import errors
@@ -363,6 +364,7 @@ async def serve_websocket(
     scope.setdefault("state", {})["request_id"] = id_ = choose_request_id(scope["headers"])
     started_s = answered_s = time.perf_counter()
     status = 0
+    owner: OwnerId | None = None
 
     async def send_response(message: Message) -> None:
         nonlocal status, answered_s
@@ -375,6 +377,8 @@ async def serve_websocket(
             answered_s = time.perf_counter()
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", id_.encode())]}
         await send(message)
+        if message["type"] == "websocket.send":
+            await turns.pause(owner, len(message.get("bytes") or message.get("text") or ""))
 
     async def refuse(error: SandlotError) -> None:
         if not status:
@@ -385,7 +389,8 @@ async def serve_websocket(
     with structlog.contextvars.bound_contextvars(request=id_):
         try:
             scope["state"]["principal"] = principal = await admit(scope, keys, vendor=vendor)
-            await turns.take(None if principal is None else principal.owner)
+            owner = None if principal is None else principal.owner
+            await turns.take(owner)
             with nullcontext() if principal is None else keys.working_for(principal.owner):
                 await app(scope, receive, send_response)
         except Exception as raised:  # noqa: BLE001 - the client gets an internal error

@@ -27,6 +27,7 @@ from sandlot.server.settings import Settings
 from sandlot.web import listener, middleware, streaming
 from sandlot.web.auth import OWNER
 from sandlot.web.body_limits import BodyLimits
+from sandlot.web.request_turns import RequestTurns
 from tests.support.http import NO_TLS
 from tests.support.scripted_app import KnownKeys, serve_scripted
 from tests.support.scripted_node import ScriptedNode, entry
@@ -302,6 +303,38 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     assert told.count(streaming.KEEP_ALIVE) >= 3
     assert told.replace(streaming.KEEP_ALIVE, b"") == 3 * large
     assert told.count(large) == 3
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_parts_of_responses_and_messages_count_for_their_key(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    owner = OwnerId("0123456789ab")
+    keys = KnownKeys({"known": Principal(owner=owner, name="known")})
+    counted: list[tuple[OwnerId | None, int]] = []
+
+    async def pause(_: RequestTurns, owner: OwnerId | None, sent_bytes: int) -> None:
+        counted.append((owner, sent_bytes))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - an application
+        if kind == "websocket":
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "bytes": b"x" * 1000})
+            await send({"type": "websocket.send", "text": "x" * 2000})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+        await send({"type": "http.response.body", "body": b"x" * (middleware.CHUNK_BYTES + 1), "more_body": True})
+        await send({"type": "http.response.body", "body": b"x" * 1000})
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect" if kind == "websocket" else "http.request"}
+
+    async def send(message: Message) -> None: ...
+
+    monkeypatch.setattr(RequestTurns, "pause", pause)
+    scope: dict[str, Any] = {"type": kind, "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", b"known")], "state": {}}
+    framed = middleware.RequestMiddleware(app, keys=keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics())
+    await framed(scope, receive, send)
+    assert counted == [(owner, 1000), (owner, 2000 if kind == "websocket" else middleware.CHUNK_BYTES)]
 
 
 async def test_who_is_refused_while_still_sending_reads_why(scripted: ScriptedNode, served: RunningService) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from sandlot.model.access import OwnerId
-from sandlot.web.request_turns import ACTIVE_S, BODY_BYTES_PER_S, CREDIT_S, SHARES, RequestTurns
+from sandlot.web.request_turns import ACTIVE_S, BODY_BYTES_PER_S, CREDIT_S, SENT_BYTES_PER_S, SHARES, RequestTurns
 from tests.support.simulation import simulate
 
 FIRST, SECOND = OwnerId("first"), OwnerId("second")
@@ -88,6 +88,35 @@ def test_key_gets_a_share_of_the_time_while_another_is_active() -> None:
         assert requests.begun.count(SECOND) == round(ATTACK_S / 0.1)
         await asyncio.gather(*flood)  # the key is alone now
         assert asyncio.get_running_loop().time() - began_s < ATTACK_S + 2 * ACTIVE_S
+
+    run(program)
+
+
+def test_output_of_a_key_gets_a_share_of_the_time_while_another_is_active() -> None:
+    async def program(requests: Requests) -> None:
+        sent = 0
+
+        async def stream() -> None:
+            nonlocal sent
+            while True:
+                sent += 65536
+                await requests.turns.pause(FIRST, 65536)
+                await asyncio.sleep(0.0001)
+
+        async with asyncio.timeout(ATTACK_S):
+            calls = asyncio.create_task(requests.repeat(SECOND, 0.1))
+            streams = [asyncio.create_task(stream()) for _ in range(4)]
+            await asyncio.sleep(ATTACK_S / 2)
+            share = sent / SENT_BYTES_PER_S / (ATTACK_S / 2)
+            assert 0.9 / SHARES < share < 1.1 / SHARES + CREDIT_S
+            assert requests.begun.count(SECOND) >= round(ATTACK_S / 2 / 0.1)
+            calls.cancel()
+            await asyncio.sleep(ACTIVE_S)
+            before = sent
+            await asyncio.sleep(1)
+            assert sent - before > SENT_BYTES_PER_S  # the key is alone now
+            for task in streams:
+                task.cancel()
 
     run(program)
 
