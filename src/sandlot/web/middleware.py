@@ -241,7 +241,7 @@ class _HttpExchange:
         if len(body) <= CHUNK_BYTES:
             await self._send(message)
             self.is_complete = is_last
-            if not is_last:
+            if body and not is_last:
                 await self._turns.pause(self._owner, len(body))
             return
         # The connection accepts everything at once, however slowly the client reads. After each chunk, sending waits for the client.
