@@ -1,7 +1,7 @@
 """Services that the host offers to its guests. A guest opens a stream with the name of a service, and the service handles the stream.
 
 - A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
-- A service is cancelled when its stream ends early. At most ``GUEST_STREAMS_MAX`` services of one guest run at once, even if the guest opens and
+- A service is cancelled when its stream ends early. At most ``SERVICES_MAX`` services of one guest run at once, even if the guest opens and
   resets streams all the time.
 - What the services of one link have not read is limited to ``UNREAD_BYTES``. The stream that exceeds the limit is reset.
 """
@@ -23,6 +23,11 @@ from sandlot.protocol.streams import WINDOW_BYTES
 
 UNREAD_BYTES = 4 * WINDOW_BYTES
 """Largest size of what all services of one link together have not read. A service reads a request at once, and the next one after its response."""
+SERVICES_MAX = 2 * GUEST_STREAMS_MAX
+"""Maximum number of services of one link, together with the cancelled ones that have not ended.
+
+Twice the number of streams: a guest may close all streams and open as many others in one write, before a cancelled service can end.
+"""
 MESSAGE_BYTES = 64 * 1024
 """Largest size of a message on a stream that a guest opened, apart from the first one, which fits into one frame."""
 
@@ -190,7 +195,7 @@ class Services:
         if service is None:
             self._transport.connection.reset(event.stream, "unknown_service", f"the host has no service {head['service'][:50]!r}")
             return
-        if len(self._tasks) >= GUEST_STREAMS_MAX:
+        if len(self._tasks) >= SERVICES_MAX:
             self._transport.connection.reset(event.stream, "busy", "too many services of earlier streams are still running")
             return
         stream = GuestStream(self._transport, event.stream, self)

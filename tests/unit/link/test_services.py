@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.link.services import MESSAGE_BYTES, UNREAD_BYTES, GuestStream
+from sandlot.link.services import MESSAGE_BYTES, SERVICES_MAX, UNREAD_BYTES, GuestStream
 from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.protocol import events, schema
@@ -188,12 +188,12 @@ async def test_number_of_services_is_limited_if_a_guest_opens_and_resets() -> No
             running -= 1
 
     async with linked(services={"stubborn": stubborn}) as (link, peer):
-        for _ in range(GUEST_STREAMS_MAX + 20):
+        for _ in range(SERVICES_MAX + 20):
             stream = peer.open_service({"service": "stubborn", "args": {}})
             answer = await peer.services[stream].get()
             refused += isinstance(answer, events.WasReset) and answer.reason["code"] == "busy"
             peer.connection.reset(stream, "cancelled", "no")
-        assert most == GUEST_STREAMS_MAX
+        assert most == SERVICES_MAX
         assert refused == 20
         assert not link.closed
         peer.flush()
@@ -202,6 +202,25 @@ async def test_number_of_services_is_limited_if_a_guest_opens_and_resets() -> No
         await until(lambda: not running)
         stream = peer.open_service({"service": "stubborn", "args": {}})
         assert isinstance(await peer.services[stream].get(), events.Received)
+
+
+async def test_guest_may_replace_all_streams_in_one_write() -> None:
+    async def waits(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        await stream.send({})
+        await asyncio.Event().wait()
+
+    head = {"service": "waits", "args": {}}
+    async with linked(services={"waits": waits}) as (_, peer):
+        first = [peer.open_service(head) for _ in range(GUEST_STREAMS_MAX)]
+        for stream in first:
+            assert isinstance(await peer.services[stream].get(), events.Received)
+        for stream in first:
+            peer.connection.reset(stream, "cancelled", "no")
+        peer.raw(b"")
+        second = [peer.open_service(head) for _ in first]
+        peer.raw(b"")
+        for stream in second:
+            assert isinstance(await peer.services[stream].get(), events.Received)
 
 
 async def test_closing_the_link_ends_all_services() -> None:
