@@ -79,7 +79,9 @@ MaxVolumeSize = Annotated[
     int | None, typer.Option("--max-volume-size", metavar="SIZE", help="Sum of the sizes of all volumes.", parser=parse_quota_size)
 ]
 MaxPools = Annotated[int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Number of private pools.")]
-MaxNetwork = Annotated[str | None, typer.Option("--max-network", metavar="MODE", help="Most open network mode of a sandbox: none or packages.")]
+MaxNetwork = Annotated[
+    str | None, typer.Option("--max-network", metavar="MODE", help="Most open network mode of a sandbox: none, packages, allowlist or internet.")
+]
 Installs = Annotated[
     bool | None, typer.Option("--installs/--no-installs", help="Open the package indexes to a sandbox without network during an install.")
 ]
@@ -329,7 +331,7 @@ def _with_limits(quota: Quota, **limits: float | str | None) -> Quota:
 
     network = limits["network"]
     if network is not None and network not in list(NetworkMode):
-        raise typer.BadParameter(f"{network!r} is not a network mode. Pass none or packages.", param_hint="--max-network")
+        raise typer.BadParameter(f"{network!r} is not a network mode. Pass {', '.join(NetworkMode)}.", param_hint="--max-network")
     changed: dict[str, Any] = {name: None if value == -1 else value for name, value in limits.items() if value is not None}
     return replace(quota, **changed if network is None else changed | {"network": NetworkMode(network)})
 

@@ -9,23 +9,25 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sandlot.core.resources.reservations import BUSY_RETRY_AFTER_S, OvercommitConfig
-from sandlot.model.access import Quota
+from sandlot.egress.policy.addresses import Address, Network, is_reachable_network
+from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.network import NetworkMode, NetworkPolicy, NetworkUpTo, parse_rule, rule_error
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.sandboxes import AUTO, PURPOSE_KEY
 from sandlot.model.specs import MAX_TIMEOUT_S
 
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
 """Isolations that every service recognizes, even if it has no driver for them. Other drivers add their own names."""
-UNSUPPORTED_NETWORKS: Final = (NetworkMode.ALLOWLIST, NetworkMode.INTERNET)
-"""Network modes that need the egress proxy, which this version does not have. Only policies of these modes have entries or ask."""
+DEFAULT_NETWORKS: Final = (NetworkMode.NONE, NetworkMode.PACKAGES, NetworkMode.ALLOWLIST)
+"""Network modes that principals other than operators may choose if the operator has not decided which."""
+HTTPS_PORT: Final = 443
 
 SINGLE_USE_METADATA: Final = {PURPOSE_KEY: "oneshot"}
 """Metadata of a single-use sandbox. After a restart, the service recognizes the sandbox by this metadata and ends the sandbox."""
@@ -45,12 +47,20 @@ class NetworkLimits:
     """Limits that the operator sets for the network policies of all sandboxes.
 
     Args:
-        modes: Modes that a policy may have.
+        modes: Modes that a policy may have. None: ``DEFAULT_NETWORKS``, and for operators all modes.
         private: Networks that sandboxes may reach although the networks are not public.
+        is_own: Returns True if an address belongs to this host.
     """
 
-    modes: Collection[NetworkMode] = (NetworkMode.NONE, NetworkMode.PACKAGES)
-    private: tuple[IPv4Network | IPv6Network, ...] = ()
+    modes: Collection[NetworkMode] | None = None
+    private: tuple[Network, ...] = ()
+    is_own: Callable[[Address], bool] = lambda _: False
+
+    def modes_of(self, principal: Principal) -> Sequence[NetworkMode]:
+        """Return the modes that a policy of a principal may have, the least open one first."""
+        modes = (NetworkMode if principal.operator else DEFAULT_NETWORKS) if self.modes is None else self.modes
+        most_open = principal.quota.network
+        return [mode for mode in NetworkMode if mode in modes and (most_open is None or not mode.exceeds(most_open))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +132,88 @@ def resolve_isolation(requested: str, policy: AdmissionPolicy, available: Collec
     return name
 
 
-def resolve_network(requested: NetworkPolicy | None, limits: NetworkLimits, quota: Quota) -> NetworkPolicy:
+def resolve_network(
+    requested: NetworkPolicy | NetworkUpTo | None, limits: NetworkLimits, principal: Principal, capabilities: Capabilities
+) -> NetworkPolicy:
     """Return the network policy of a request.
 
     Args:
-        requested: Policy of the request. None: ``packages``, or ``none`` if the operator or the quota does not allow ``packages``.
+        requested: Policy of the request. None: mode ``packages``, or ``none`` if the operator or the quota does not allow ``packages``.
         limits: Limits of the operator.
-        quota: Quota of the caller. It limits only the default; :func:`~sandlot.core.access.quotas.check_network` checks the result.
+        principal: Caller.
+        capabilities: Capabilities of the driver of the sandbox.
 
     Raises:
-        UnsupportedError: This version of Sandlot cannot enforce the network policy.
-        ForbiddenError: The operator does not allow the mode.
+        ForbiddenError: The operator or the quota of the caller does not allow the mode. The field ``allowed`` has the allowed modes.
+        UnsupportedError: The policy cannot be enforced: the driver gives sandboxes no network card, or the policy asks about destinations.
+        InvalidRequestError: A rule allows addresses that are not public, or limits requests over HTTPS.
     """
+    modes = limits.modes_of(principal)
     if requested is None:
-        is_allowed = NetworkMode.PACKAGES in limits.modes and (quota.network is None or not NetworkMode.PACKAGES.exceeds(quota.network))
-        requested = NetworkPolicy(NetworkMode.PACKAGES if is_allowed else NetworkMode.NONE)
-    if requested.mode in UNSUPPORTED_NETWORKS:
+        policy = NetworkPolicy(NetworkMode.PACKAGES if NetworkMode.PACKAGES in modes else NetworkMode.NONE)
+    elif isinstance(requested, NetworkUpTo):
+        can_connect = capabilities.can(DriverCapability.NETWORK)
+        policy = _lowered(requested.policy, [mode for mode in modes if can_connect or not mode.exceeds(NetworkMode.PACKAGES)])
+    else:
+        policy = requested
+    if policy.unknown == "ask":
         raise UnsupportedError(
-            f"Network mode {str(requested.mode)!r} needs the egress proxy, which this version does not have.",
+            "This version of Sandlot cannot ask about destinations that no rule matches.",
+            hint="Pass the rules of all destinations, and approve refused destinations afterwards.",
+            fields={"field": "network.unknown"},
+        )
+    if policy.mode not in modes:
+        raise ForbiddenError(
+            f"Network mode {str(policy.mode)!r} is not allowed here; allowed: {', '.join(modes) or 'none of the modes'}.",
+            hint=f"Use one of: {', '.join(modes)}." if modes else "Ask the operator to allow a network mode.",
+            fields={"field": "network", "allowed": list(modes)},
+        )
+    if policy.mode.exceeds(NetworkMode.PACKAGES) and not capabilities.can(DriverCapability.NETWORK):
+        raise UnsupportedError(
+            f"The {capabilities.driver} driver cannot enforce network mode {str(policy.mode)!r} on this host: "
+            f"{capabilities.why_not(DriverCapability.NETWORK)}",
             hint="Omit `network`: the default policy allows pip, npm and apt-get. Upload other data as files.",
             fields={"field": "network"},
         )
-    if requested.mode not in limits.modes:
-        raise ForbiddenError(
-            f"Network mode {str(requested.mode)!r} is not allowed on this service.",
-            hint=f"Use one of: {', '.join(limits.modes)}." if limits.modes else "Ask the operator to allow a network mode.",
-            fields={"field": "network"},
-        )
-    return requested
+    _check_rules(policy, limits)
+    return replace(policy, generation=0)
+
+
+def _lowered(policy: NetworkPolicy, modes: Sequence[NetworkMode]) -> NetworkPolicy:
+    """Return a policy with the most open of several modes that is not more open than its own mode.
+
+    A policy with entries that allow keeps a mode that has entries, so that these entries are not ignored.
+    """
+    mode = max((mode for mode in modes if not mode.exceeds(policy.mode)), key=list(NetworkMode).index, default=NetworkMode.NONE)
+    if mode.exceeds(NetworkMode.PACKAGES):
+        return replace(policy, mode=mode)
+    if any(entry.allow for entry in policy.entries):
+        return replace(policy, mode=NetworkMode.ALLOWLIST)
+    return NetworkPolicy(mode if policy.packages else NetworkMode.NONE)
+
+
+def _check_rules(policy: NetworkPolicy, limits: NetworkLimits) -> None:
+    """Refuse entries that cannot be enforced, and entries that allow addresses which sandboxes may not reach."""
+    positions: Counter[bool] = Counter()
+    for entry in policy.entries:
+        rule, position = parse_rule(entry.rule), positions[entry.allow]
+        positions[entry.allow] += 1
+        if rule.port == HTTPS_PORT and (rule.methods or rule.path):
+            raise rule_error(
+                f"The network rule {entry.rule!r} limits requests over HTTPS, which are encrypted.",
+                "Omit methods and path, or name the port of plain HTTP.",
+                allow=entry.allow,
+                position=position,
+                rule=entry.rule,
+            )
+        if entry.allow and not isinstance(rule.host, str) and not is_reachable_network(rule.host, limits.private, limits.is_own):
+            raise rule_error(
+                f"The network rule {entry.rule!r} allows addresses that are not public.",
+                "Name public addresses, or ask the operator to list the network in SANDLOT_NETWORK_PRIVATE.",
+                allow=True,
+                position=position,
+                rule=entry.rule,
+            )
 
 
 def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:

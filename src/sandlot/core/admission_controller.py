@@ -31,10 +31,11 @@ from sandlot.core.resources.reservations import Purpose, Reservation, Reservatio
 from sandlot.core.resources.templates import Templates
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.volumes.manager import VolumeManager
-from sandlot.model.access import Principal, Quota
+from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
+from sandlot.model.network import NetworkPolicy
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
@@ -158,17 +159,21 @@ class AdmissionController:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SandboxService.create for such a request.")
         template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
-        spec = self._spec(params, principal.quota, template, source, single_use=single_use)
+        isolation = admission.resolve_isolation(
+            params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
+        )
+        capabilities = await self._drivers.capabilities(isolation)
+        requested = params.network or (None if source is None else source.spec.network)
+        network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
+        spec = self._spec(params, template, isolation, network, source, single_use=single_use)
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
-        capabilities = await self._drivers.capabilities(spec.isolation)
         takes = self._drivers[spec.isolation].max_resources(limits)
         # On a host without room, the probe fails for want of room.
         if not capabilities.can(DriverCapability.BOOT):
             self._reservations.check_available(takes, await self._reservations.read_host())
         admission.check_host(capabilities, volumes=bool(volumes))
         quotas.check_lifetime(principal.quota, params.timeout_s)
-        quotas.check_network(principal.quota, spec.network)
         files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
         pool_spec = PoolSpec(spec.template, spec.isolation, limits)
@@ -314,7 +319,14 @@ class AdmissionController:
         )
 
     def _spec(
-        self, params: CreateSandboxParams, quota: Quota, template: TemplateRef, source: StartSourceConstraints | None, *, single_use: bool
+        self,
+        params: CreateSandboxParams,
+        template: TemplateRef,
+        isolation: str,
+        network: NetworkPolicy,
+        source: StartSourceConstraints | None,
+        *,
+        single_use: bool,
     ) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
@@ -324,10 +336,8 @@ class AdmissionController:
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if single_use else params.metadata,
             limits=params.limits.over(Limits() if source is None else source.spec.limits),
             timeout_s=params.timeout_s,
-            network=admission.resolve_network(params.network or (None if source is None else source.spec.network), self._policy.network, quota),
-            isolation=admission.resolve_isolation(
-                params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
-            ),
+            network=network,
+            isolation=isolation,
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
             cwd=params.cwd or (WORKSPACE if source is None else source.spec.cwd),

@@ -180,9 +180,9 @@ def quota_exceeded(
     message: str,
     hint: str,
     *,
-    limit: float | str,
-    used: float | None,
-    requested: float | str | None,
+    limit: float,
+    used: float,
+    requested: float | None,
     retry_after_s: int | None = None,
 ) -> LimitError:
     """Return the error of an exceeded quota.
@@ -192,7 +192,7 @@ def quota_exceeded(
         message: Message of the error.
         hint: Hint of the error.
         limit: Value of the quota.
-        used: Part of the quota that is in use; None for a quota that is not used up.
+        used: Part of the quota that is in use.
         requested: Requested amount; None if the amount is unlimited or unknown.
         retry_after_s: Seconds after which the request may fit; None if waiting does not help.
     """

@@ -25,6 +25,9 @@ DEFAULT_PORTS: Final = (80, 443)
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 """HTTP methods that a rule may name: those of RFC 9110 except CONNECT, and PATCH."""
 
+RULE_EXAMPLE: Final = "api.example.com:443"
+"""A valid rule, for hints."""
+
 MAX_NAME_CHARS: Final = 253
 """Length of the longest host name (RFC 1035, 2.3.4)."""
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -78,6 +81,15 @@ class NetworkEntry:
         object.__setattr__(self, "rule", str(parse_rule(self.rule)))
 
 
+def _check_count(entries: int) -> None:
+    if entries > MAX_ENTRIES:
+        raise _invalid(
+            f"The network policy has {entries} entries; at most {MAX_ENTRIES} are allowed.",
+            "Combine entries, for example with '*.' and '**.'.",
+            "entries",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
     """Network access of a sandbox.
@@ -111,12 +123,7 @@ class NetworkPolicy:
         has_rules = self.mode in {NetworkMode.ALLOWLIST, NetworkMode.INTERNET}
         if self.entries and not has_rules:
             raise _invalid(f"A network policy of mode {str(self.mode)!r} has no entries.", "Pass the mode 'allowlist' or 'internet'.", "entries")
-        if len(self.entries) > MAX_ENTRIES:
-            raise _invalid(
-                f"The network policy has {len(self.entries)} entries; at most {MAX_ENTRIES} are allowed.",
-                "Combine entries, for example with '*.' and '**.'.",
-                "entries",
-            )
+        _check_count(len(self.entries))
         if not self.packages and not has_rules:
             raise _invalid(f"A network policy of mode {str(self.mode)!r} has no choice of `packages`.", "Omit `packages`.", "packages")
         if self.unknown not in {"deny", "ask"}:
@@ -129,6 +136,21 @@ class NetworkPolicy:
             )
         if self.generation < 0:
             raise _invalid(f"`generation` is {self.generation}; it must be at least 0.", "Omit `generation`.", "generation")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUpTo:
+    """Request for the most open network policy that is allowed, up to a policy.
+
+    Args:
+        policy: The policy. If its mode is not allowed, the next less open mode that is allowed takes its place.
+    """
+
+    policy: NetworkPolicy
+
+
+MOST_OPEN: Final = NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET))
+"""Request for the most open network policy that is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +178,44 @@ class NetworkRule:
         wildcard = f"{self.subdomains}." if self.subdomains else ""
         port = "" if self.port is None else f":{self.port}"
         return f"{methods}{wildcard}{_host_text(self.host)}{port}{self.path}"
+
+
+def network_entries(allow: Sequence[str] = (), deny: Sequence[str] = (), *, allow_first: bool = False) -> tuple[NetworkEntry, ...]:
+    """Return the entries of a policy. Pure.
+
+    Args:
+        allow: Rules of the destinations to allow.
+        deny: Rules of the destinations to deny.
+        allow_first: True if the entries that allow come before those that deny.
+
+    Raises:
+        InvalidRequestError: A rule is invalid, or there are too many. The fields ``field``, ``position`` and ``rule`` name an invalid rule.
+    """
+    _check_count(len(allow) + len(deny))
+    allowed = [_entry(True, rule, position) for position, rule in enumerate(allow)]
+    denied = [_entry(False, rule, position) for position, rule in enumerate(deny)]
+    return (*allowed, *denied) if allow_first else (*denied, *allowed)
+
+
+def _entry(allow: bool, rule: str, position: int) -> NetworkEntry:  # noqa: FBT001 - the decision of the entry
+    try:
+        return NetworkEntry(allow, rule)
+    except InvalidRequestError as error:
+        raise rule_error(error.message, error.hint, allow=allow, position=position, rule=rule) from None
+
+
+def rule_error(message: str, hint: str, *, allow: bool, position: int, rule: str) -> InvalidRequestError:
+    """Return the error of a rule of a request, with an example of a valid rule.
+
+    Args:
+        message: Message of the error.
+        hint: How to correct the rule.
+        allow: True if the rule is in the list of rules that allow.
+        position: Position of the rule in this list, from 0.
+        rule: Text of the rule.
+    """
+    fields = {"field": f"network.{'allow' if allow else 'deny'}", "position": position, "rule": rule[:256]}
+    return InvalidRequestError(message, hint=f"{hint} Example of a valid rule: {RULE_EXAMPLE!r}.", fields=fields)
 
 
 def is_host_name(name: str) -> bool:

@@ -39,6 +39,8 @@ class DriverCapability(StrEnum):
     CONFIGURE_VOLUMES = "configure.volumes"
     VOLUMES = "volumes"
     ADOPT = "adopt"
+    NETWORK = "network"
+    """Sandboxes have a network card whose connections lead to the guest. Without it, they have a loopback device only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.ids import SANDBOX_ID, SandboxId, node_of
-from sandlot.model.network import NetworkPolicy
+from sandlot.model.network import NetworkPolicy, NetworkUpTo
 from sandlot.model.ports import Exit, Usage
 from sandlot.model.specs import (
     DEFAULT_TIMEOUT_S,
@@ -198,7 +198,7 @@ class CreateSandboxParams:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     idle_timeout_s: float | None = None
     isolation: str = AUTO
-    network: NetworkPolicy | None = None
+    network: NetworkPolicy | NetworkUpTo | None = None
     file_ids: tuple[str, ...] = ()
     on_timeout: OnTimeout = OnTimeout.KILL
     auto_resume: bool = True

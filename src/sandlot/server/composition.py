@@ -21,7 +21,7 @@ import structlog
 
 from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
-from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.admission import AdmissionPolicy, NetworkLimits
 from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
@@ -82,7 +82,7 @@ from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
 from sandlot.egress.outbound.client import OutboundHttpClient
-from sandlot.egress.outbound.connector import Connector
+from sandlot.egress.outbound.connector import Connector, is_own_address
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.host.capacity import Host, own_bounds
@@ -230,6 +230,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             max_creates=settings.max_creates,
             overcommit=settings.overcommit,
             max_suspended_s=settings.suspended_keep_s,
+            network=NetworkLimits(settings.network_allowed, settings.network_private, is_own_address),
         )
         start_slots, new_id = StartSlots(policy.max_creates), functools.partial(new_sandbox_id, node_id)
         volume_disks, volume_registry = VolumeFiles(settings.volumes, settings.allocates_disks), VolumeRegistry(store.volumes)

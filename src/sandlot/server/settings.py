@@ -28,6 +28,7 @@ from sandlot.drivers.registry import driver_names
 from sandlot.egress.policy.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.data_dir import DATABASE
@@ -148,6 +149,13 @@ def _networks(value: object) -> tuple[AddressRange, ...]:
         raise _NotAllowedError("networks such as 10.1.2.0/24 or fd00::/8, separated by commas, without bits behind the mask") from None
 
 
+def _modes(value: object) -> tuple[NetworkMode, ...]:
+    texts = [text.lower() for text in _items(value)]
+    if not texts or not set(texts) <= set(NetworkMode):
+        raise _NotAllowedError(f"one or more of {', '.join(NetworkMode)}, separated by commas")
+    return tuple(mode for mode in NetworkMode if mode in texts)
+
+
 def _pools(value: object) -> tuple[PoolConfig, ...]:
     try:
         return parse_pools(",".join(_items(value)), builtin())
@@ -212,8 +220,10 @@ class Settings:
         suspended_keep_s: Seconds after which a paused or hibernated sandbox is ended, at least 60.
         packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
-        network_private: Networks that webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host must be
-            listed alone, such as ``127.0.0.1``.
+        network_allowed: Network modes that create requests may choose: ``none``, ``packages``, ``allowlist`` and ``internet``. Default: all modes for
+            operators and local services, and all but ``internet`` for API keys.
+        network_private: Networks that sandboxes and webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host
+            must be listed alone, such as ``127.0.0.1``.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
             Commands and requests for files get up to a tenth faster, and the host uses more power. Only a host with /dev/cpu_dma_latency has the
             effect.
@@ -253,6 +263,7 @@ class Settings:
     suspended_keep_s: _Kept = 7 * DAY_S
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
+    network_allowed: Annotated[tuple[NetworkMode, ...] | None, PlainValidator(_modes), NoDecode] = None
     network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
     idle_exit_s: Annotated[float, _number(1.0)] = 600.0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from ipaddress import ip_network
+
 import pytest
 
 from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_room, resolve_isolation, resolve_network
-from sandlot.model.access import Quota
+from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
-from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
+from sandlot.model.network import MOST_OPEN, RULE_EXAMPLE, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
 from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams, check_reserved_names
 
@@ -15,6 +19,7 @@ POLICY = AdmissionPolicy()
 CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
 EVERYTHING = dict.fromkeys(DriverCapability, ProbeResult(ok=True))
 RUNSC = RuntimeInfo("runsc", "1")
+ABLE = Capabilities("gvisor", RUNSC, EVERYTHING)
 
 
 # Isolation ------------------------------------------------------------------------------------------------------------
@@ -63,6 +68,15 @@ def test_snapshot_is_not_started_with_another_isolation() -> None:
 # Network --------------------------------------------------------------------------------------------------------------
 
 
+def caller(most_open: NetworkMode | None = None, *, operator: bool = False) -> Principal:
+    """Return a principal whose quota has a most open mode."""
+    return Principal(OwnerId("key"), "key", operator=operator, quota=Quota(network=most_open))
+
+
+def allowlist(*rules: str, deny: Sequence[str] = ()) -> NetworkPolicy:
+    return NetworkPolicy(NetworkMode.ALLOWLIST, network_entries(rules, deny))
+
+
 @pytest.mark.parametrize(
     "modes, most_open, mode",
     [
@@ -70,36 +84,119 @@ def test_snapshot_is_not_started_with_another_isolation() -> None:
         ([NetworkMode.NONE, NetworkMode.PACKAGES], NetworkMode.INTERNET, NetworkMode.PACKAGES),
         ([NetworkMode.NONE, NetworkMode.PACKAGES], NetworkMode.NONE, NetworkMode.NONE),
         ([NetworkMode.NONE], None, NetworkMode.NONE),
+        (None, None, NetworkMode.PACKAGES),
     ],
 )
-def test_default_network_is_packages_where_it_is_allowed(modes: list[NetworkMode], most_open: NetworkMode | None, mode: NetworkMode) -> None:
-    assert resolve_network(None, NetworkLimits(modes), Quota(network=most_open)) == NetworkPolicy(mode)
-
-
-@pytest.mark.parametrize("mode", [NetworkMode.NONE, NetworkMode.PACKAGES])
-def test_enforced_network_policy_is_accepted(mode: NetworkMode) -> None:
-    assert resolve_network(NetworkPolicy(mode), POLICY.network, Quota()) == NetworkPolicy(mode)
+def test_default_network_is_packages_where_it_is_allowed(modes: list[NetworkMode] | None, most_open: NetworkMode | None, mode: NetworkMode) -> None:
+    assert resolve_network(None, NetworkLimits(modes), caller(most_open), ABLE) == NetworkPolicy(mode)
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "modes, principal, allowed",
     [
-        NetworkPolicy(NetworkMode.ALLOWLIST),
-        NetworkPolicy(NetworkMode.ALLOWLIST, unknown="ask"),
-        NetworkPolicy(NetworkMode.ALLOWLIST, entries=(NetworkEntry(allow=True, rule="example.com"),)),
-        NetworkPolicy(NetworkMode.INTERNET),
-        NetworkPolicy(NetworkMode.INTERNET, entries=(NetworkEntry(allow=False, rule="example.com"),)),
+        (None, caller(), ["none", "packages", "allowlist"]),
+        (None, caller(operator=True), ["none", "packages", "allowlist", "internet"]),
+        (None, caller(NetworkMode.PACKAGES), ["none", "packages"]),
+        ((NetworkMode.INTERNET, NetworkMode.NONE), caller(), ["none", "internet"]),
+        ((NetworkMode.NONE,), caller(operator=True), ["none"]),
     ],
 )
-def test_network_policy_that_is_not_enforced_is_refused_with_the_reason(policy: NetworkPolicy) -> None:
-    with pytest.raises(UnsupportedError, match=f"{policy.mode}.*egress proxy"):
-        resolve_network(policy, NetworkLimits(list(NetworkMode)), Quota())
+def test_network_mode_that_the_operator_or_the_key_does_not_allow_is_refused(
+    modes: tuple[NetworkMode, ...] | None, principal: Principal, allowed: list[str]
+) -> None:
+    for mode in NetworkMode:
+        if mode in allowed:
+            assert resolve_network(NetworkPolicy(mode), NetworkLimits(modes), principal, ABLE) == NetworkPolicy(mode)
+            continue
+        with pytest.raises(ForbiddenError) as refused:
+            resolve_network(NetworkPolicy(mode), NetworkLimits(modes), principal, ABLE)
+        assert refused.value.fields["allowed"] == allowed
+        assert ", ".join(allowed) in refused.value.message
 
 
-def test_network_mode_that_the_operator_does_not_allow_is_refused() -> None:
-    with pytest.raises(ForbiddenError, match="'packages' is not allowed") as refused:
-        resolve_network(NetworkPolicy(NetworkMode.PACKAGES), NetworkLimits([NetworkMode.NONE]), Quota())
-    assert refused.value.hint == "Use one of: none."
+@pytest.mark.parametrize(
+    "modes, requested, policy",
+    [
+        (list(NetworkMode), MOST_OPEN, NetworkPolicy(NetworkMode.INTERNET)),
+        (None, MOST_OPEN, NetworkPolicy(NetworkMode.ALLOWLIST)),
+        ([NetworkMode.NONE, NetworkMode.PACKAGES], MOST_OPEN, NetworkPolicy(NetworkMode.PACKAGES)),
+        ([NetworkMode.NONE], MOST_OPEN, NetworkPolicy(NetworkMode.NONE)),
+        (list(NetworkMode), NetworkUpTo(allowlist("example.com")), allowlist("example.com")),
+        (
+            [NetworkMode.PACKAGES],
+            NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, network_entries(deny=["example.com"]))),
+            NetworkPolicy(NetworkMode.PACKAGES),
+        ),
+        ([NetworkMode.NONE, NetworkMode.PACKAGES], NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, packages=False)), NetworkPolicy(NetworkMode.NONE)),
+    ],
+)
+def test_most_open_policy_is_the_most_open_one_that_is_allowed(
+    modes: list[NetworkMode] | None, requested: NetworkUpTo, policy: NetworkPolicy
+) -> None:
+    assert resolve_network(requested, NetworkLimits(modes), caller(), ABLE) == policy
+
+
+def test_rules_that_allow_are_refused_rather_than_ignored() -> None:
+    requested = NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, network_entries(["example.com"])))
+    with pytest.raises(ForbiddenError):
+        resolve_network(requested, NetworkLimits([NetworkMode.NONE, NetworkMode.PACKAGES]), caller(), ABLE)
+
+
+def test_driver_without_network_card_is_refused_with_the_reason() -> None:
+    unable = Capabilities("gvisor", RUNSC, {**EVERYTHING, DriverCapability.NETWORK: ProbeResult(ok=False, reason="untested release")})
+    limits = NetworkLimits(list(NetworkMode))
+    for mode in (NetworkMode.ALLOWLIST, NetworkMode.INTERNET):
+        with pytest.raises(UnsupportedError, match="untested release"):
+            resolve_network(NetworkPolicy(mode), limits, caller(), unable)
+    with pytest.raises(UnsupportedError, match="untested release"):
+        resolve_network(NetworkUpTo(allowlist("example.com")), limits, caller(), unable)
+    assert resolve_network(MOST_OPEN, limits, caller(), unable) == NetworkPolicy(NetworkMode.PACKAGES)
+    assert resolve_network(NetworkPolicy(NetworkMode.NONE), limits, caller(), unable) == NetworkPolicy(NetworkMode.NONE)
+
+
+def test_network_policy_that_asks_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        resolve_network(NetworkPolicy(NetworkMode.ALLOWLIST, unknown="ask"), NetworkLimits(), caller(), ABLE)
+    assert refused.value.fields["field"] == "network.unknown"
+
+
+@pytest.mark.parametrize(
+    "rule", ["10.0.0.1", "10.0.0.0/8", "127.0.0.1:80", "169.254.169.254", "0x7f.1", "0.0.0.0/0", "8.0.0.0/5", "[::1]", "[fd00::]/8", "9.9.9.9"]
+)
+def test_rule_that_allows_private_or_own_addresses_is_refused_with_its_position(rule: str) -> None:
+    limits = NetworkLimits(is_own=lambda address: str(address) == "9.9.9.9")
+    with pytest.raises(InvalidRequestError) as refused:
+        resolve_network(allowlist("example.com", rule, deny=["10.0.0.0/8"]), limits, caller(), ABLE)
+    text = str(parse_rule(rule))
+    assert (refused.value.fields["field"], refused.value.fields["position"], refused.value.fields["rule"]) == ("network.allow", 1, text)
+    assert RULE_EXAMPLE in refused.value.hint
+
+
+def test_private_network_is_allowed_if_the_operator_lists_it() -> None:
+    limits = NetworkLimits(private=(ip_network("10.0.0.0/8"), ip_network("9.9.9.9")), is_own=lambda address: str(address) == "9.9.9.9")
+    for rule in ("10.1.2.3", "10.0.0.0/8", "10.4.0.0/16:80", "9.9.9.9", "8.8.8.0/24", "[2606:4700::]/32"):
+        assert resolve_network(allowlist(rule), limits, caller(), ABLE) == allowlist(rule)
+    with pytest.raises(InvalidRequestError):
+        resolve_network(allowlist("10.0.0.0/7"), limits, caller(), ABLE)
+
+
+@pytest.mark.parametrize("rule", ["GET example.com:443", "example.com:443/v1"])
+def test_rule_that_limits_requests_over_https_is_refused(rule: str) -> None:
+    for policy, field in (
+        (allowlist("example.com", rule), "network.allow"),
+        (allowlist("example.com", deny=["a.example.com", rule]), "network.deny"),
+    ):
+        with pytest.raises(InvalidRequestError) as refused:
+            resolve_network(policy, NetworkLimits(), caller(), ABLE)
+        assert (refused.value.fields["field"], refused.value.fields["position"]) == (field, 1)
+        assert RULE_EXAMPLE in refused.value.hint
+    plain = allowlist("GET example.com:80", "example.com/v1")
+    assert resolve_network(plain, NetworkLimits(), caller(), ABLE) == plain
+
+
+def test_new_sandbox_has_no_earlier_changes_of_its_policy() -> None:
+    inherited = replace(allowlist("example.com"), generation=7)
+    assert resolve_network(inherited, NetworkLimits(), caller(), ABLE) == allowlist("example.com")
 
 
 # Host and room --------------------------------------------------------------------------------------------------------

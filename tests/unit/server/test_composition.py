@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from sandlot.drivers.registry import driver_names
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import NodeId
+from sandlot.model.network import NetworkMode, NetworkPolicy, network_entries
 from sandlot.model.specs import TemplateRef
 from sandlot.server import composition
 from sandlot.server.composition import open_service, own_drivers
@@ -149,3 +151,16 @@ async def test_stop_does_not_wait_for_a_store_that_does_not_respond(tmp_path: Pa
             await requested.wait()
         responds.set()
         await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_rule_that_allows_an_own_address_is_refused(tmp_path: Path) -> None:
+    rules = NetworkPolicy(NetworkMode.ALLOWLIST, network_entries(["127.0.0.2"]))
+    for private, is_allowed in ((("127.0.0.0/8",), False), (("127.0.0.2/32",), True)):
+        settings = Settings(network_private=tuple(map(ip_network, private)))
+        async with bench(tmp_path / private[0].replace("/", "-"), settings=settings) as at:
+            try:
+                sandbox = await at.service.node.sandboxes.create(OPERATOR, replace(BASE, network=rules))
+            except InvalidRequestError:
+                assert not is_allowed
+            else:
+                assert (is_allowed, sandbox.spec.network) == (True, rules)

@@ -18,7 +18,7 @@ import pytest
 
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.faults import Fault
-from sandlot.model.ports import ExitReason, HostReading, Resources
+from sandlot.model.ports import DriverCapability, ExitReason, HostReading, Resources
 from sandlot.server.composition import RunningService
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
@@ -372,7 +372,9 @@ async def paused(world: World) -> Json:
 
 
 async def unsupported_network(world: World) -> Json:
-    return await world.post("/v1/sandboxes", {**NEW, "network": {"mode": "internet"}})
+    driver = MemoryDriver(capabilities=frozenset(DriverCapability) - {DriverCapability.NETWORK})
+    async with other_world(world, driver) as without_cards:
+        return await without_cards.post("/v1/sandboxes", {**NEW, "network": {"mode": "internet"}})
 
 
 # The service and its host -----------------------------------------------------------------------------------------------
@@ -458,7 +460,7 @@ TABLE: Mapping[str, tuple[Failure, Fault | None]] = {
     "request without a key": (no_key, Fault.REQUEST),
     "request is too large": (too_large, Fault.REQUEST),
     "paused sandbox that is not resumed by requests": (paused, Fault.REQUEST),
-    "network that this version does not have": (unsupported_network, Fault.REQUEST),
+    "network that the driver cannot enforce": (unsupported_network, Fault.REQUEST),
     "driver is missing on the host": (driver_missing, Fault.PLATFORM),
     "sandbox cannot be started": (boot_fails, Fault.PLATFORM),
     "defect of the service": (defect, Fault.PLATFORM),

@@ -15,6 +15,7 @@ import pytest
 from sandlot.core.pools.models import PoolConfig, PoolSpec
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.network import NetworkMode
 from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server import settings as settings_module
@@ -74,6 +75,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "suspended_keep_s": ("63", 63),
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
+    "network_allowed": ("internet, NONE,", (NetworkMode.NONE, NetworkMode.INTERNET)),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "low_latency": ("on", "on"),
     "idle_exit_s": ("1.5", 1.5),
@@ -144,6 +146,8 @@ def test_sandlot_config_names_another_file_which_must_exist(config_file: Path, t
         ("port = true", "`port` in FILE is True; it must be a whole number from 0 to 65535."),
         ('log_level = "loud"', "`log_level` in FILE is 'loud'; it must be one of debug, info, warning, error."),
         ("upload_max_bytes = 1", "`upload_max_bytes` in FILE is 1; it must be a size from 1 MiB to 1 TiB"),
+        ('network_allowed = "open"', "`network_allowed` in FILE is 'open'; it must be one or more of none, packages, allowlist, internet"),
+        ("network_allowed = []", "`network_allowed` in FILE is []; it must be one or more of none, packages, allowlist, internet"),
         ("network_private = [1]", "`network_private` in FILE is [1]; it must be networks such as"),
         (f"idle_exit_s = {400 * '9'}", "`idle_exit_s` in FILE is 9999"),
         ('isolation_default = "container"', "`isolation_default` in FILE is 'container'; it must be one of SANDLOT_ISOLATION_ALLOWED (gvisor)."),

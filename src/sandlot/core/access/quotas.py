@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandlot.model.access import Quota, quota_exceeded
-from sandlot.model.network import NetworkPolicy
 from sandlot.model.specs import Limits
 
 RETRY_AFTER_S: Final = 5
@@ -117,24 +116,6 @@ def check_lifetime(quota: Quota, timeout_s: float | None) -> None:
         used=0,
         requested=None if is_persistent else timeout_s,
     )
-
-
-def check_network(quota: Quota, policy: NetworkPolicy) -> None:
-    """Refuse a network policy whose mode is more open than a quota allows.
-
-    Args:
-        quota: Quota of the caller.
-        policy: Network policy of the sandbox.
-    """
-    if quota.network is not None and policy.mode.exceeds(quota.network):
-        raise quota_exceeded(
-            "network",
-            f"The request has the network mode {str(policy.mode)!r}; the most open mode of this key is {str(quota.network)!r}.",
-            f"Pass the network mode {str(quota.network)!r}, or ask the operator for a larger quota.",
-            limit=quota.network,
-            used=None,
-            requested=policy.mode,
-        )
 
 
 def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes: int = 0) -> None:

@@ -27,6 +27,9 @@ _NOT_PUBLIC: Final[tuple[Network, ...]] = (
     ip_network("3fff::/20"),  # documentation (RFC 9637)
 )
 
+_PRIVATE_USE: Final = tuple(map(ip_network, ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16")))
+"""Networks of which no part may be in a network of public addresses."""
+
 
 def is_public(address: Address) -> bool:
     """Return whether an address is a public address of the internet.
@@ -56,6 +59,23 @@ def is_reachable(address: Address, private: Collection[Network], is_own: Callabl
     if any(network.prefixlen == network.max_prefixlen and address in network for network in private):
         return True
     return is_allowed(address, private) and not is_own(address)
+
+
+def is_reachable_network(network: Network, private: Collection[Network], is_own: Callable[[Address], bool]) -> bool:
+    """Return whether a sandbox or a tenant may name a network as a destination. Each address is checked again before a connection.
+
+    A network with several addresses is public if its first and its last address are public and the network overlaps no network for private use.
+
+    Args:
+        network: A single address, or several addresses.
+        private: Networks that the operator allows although their addresses are not public.
+        is_own: Returns whether an address belongs to this host.
+    """
+    if network.prefixlen == network.max_prefixlen:
+        return is_reachable(network.network_address, private, is_own)
+    if any(network[0] in each and network[-1] in each for each in private):
+        return True
+    return is_public(network[0]) and is_public(network[-1]) and not any(network.overlaps(each) for each in _PRIVATE_USE)
 
 
 def in_any(address: Address, networks: Collection[Network]) -> bool:

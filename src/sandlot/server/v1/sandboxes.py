@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.network import MAX_ENTRIES, NetworkMode, NetworkPolicy, network_entries
 from sandlot.model.ports import Exit
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import (
@@ -32,7 +32,7 @@ from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
-from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, json_response
+from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
 
 MAX_FILE_IDS = 100
 """Maximum number of stored files that a create request copies into the sandbox."""
@@ -70,25 +70,38 @@ class LimitsRequest(RequestModel):
 
 
 class NetworkRequest(RequestModel):
-    """Network policy of a sandbox. A string is the short form of an object with this `mode`."""
+    """Network policy of a sandbox. A string is the short form of an object with this `mode`, a list that of an allowlist with these rules.
+
+    A rule is `[METHOD[,METHOD] ]host[:port][/path]`. The host is a name such as `api.example.com`, a name after `*.` (one label) or `**.` (one or
+    more labels), an address, or a network such as `192.0.2.0/24`. Without a port, a name has the ports 80 and 443, and an address all ports; `*` is
+    all ports. Methods and a path limit requests of plain HTTP.
+    """
 
     mode: NetworkMode = Field(
         strict=False,
-        description="`none`, or `packages`: the package indexes of pip, npm and apt for which the host is configured. Modes that the service cannot "
-        "enforce are refused with 501.",
+        description="`none`; `packages`: the package indexes of pip, npm and apt for which the host is configured; `allowlist`: what `allow` names; "
+        "`internet`: all public destinations. A mode that the operator or the key does not allow is refused with 403.",
+    )
+    allow: Texts = Field(default_factory=list, description=f"Rules of destinations to allow. Both lists have at most {MAX_ENTRIES} rules together.")
+    deny: Texts = Field(default_factory=list, description="Rules of destinations to deny; they take precedence over `allow`.")
+    packages: bool | None = Field(
+        default=None, description="For `allowlist` and `internet`: read access to the package indexes as well. Default: true."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, network: object) -> object:
-        """Convert the short form. A list of hosts becomes the mode that such a list needs, so that its error names the mode and not the type."""
         if isinstance(network, str):
             return {"mode": network}
-        return {"mode": NetworkMode.ALLOWLIST} if isinstance(network, list) else network
+        return {"mode": NetworkMode.ALLOWLIST, "allow": network} if isinstance(network, list) else network
+
+    def policy(self) -> NetworkPolicy:
+        """Return the network policy of the operation."""
+        return NetworkPolicy(self.mode, network_entries(self.allow, self.deny), packages=self.packages is not False)
 
 
-def _add_short_form(schema: dict[str, Any]) -> None:
-    schema["anyOf"].insert(0, {"$ref": "#/components/schemas/NetworkMode"})
+def _add_short_forms(schema: dict[str, Any]) -> None:
+    schema["anyOf"][:0] = [{"$ref": "#/components/schemas/NetworkMode"}, {"type": "array", "items": {"type": "string"}}]
 
 
 class CreateSandboxRequest(RequestModel):
@@ -135,9 +148,9 @@ class CreateSandboxRequest(RequestModel):
     isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
     network: NetworkRequest | None = Field(
         default=None,
-        description="Network policy, or its mode as a string. Default: the policy of the snapshot, otherwise `packages`, or `none` if "
-        "`packages` is not allowed.",
-        json_schema_extra=_add_short_form,
+        description="Network policy, its mode as a string, or the rules of an allowlist as a list. Default: the policy of the snapshot, otherwise "
+        "`packages`, or `none` if `packages` is not allowed.",
+        json_schema_extra=_add_short_forms,
     )
     volumes: Annotated[list[AttachVolumeRequest], Field(max_length=MAX_VOLUMES)] = Field(
         default_factory=list, description="Volumes to mount. A missing volume is a 404 before the sandbox is created."
@@ -168,7 +181,7 @@ class CreateSandboxRequest(RequestModel):
             limits=self.limits.change(),
             timeout_s=None if self.persistent else timeout_s,
             isolation=self.isolation,
-            network=None if self.network is None else NetworkPolicy(self.network.mode),
+            network=None if self.network is None else self.network.policy(),
             on_timeout=OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             volumes=tuple(mount.mount() for mount in self.volumes),
@@ -221,15 +234,30 @@ class LimitsResponse(ResponseModel):
         return cls(cpus=limits.cpus, memory_bytes=limits.memory_bytes, disk_bytes=limits.disk_bytes, pids=limits.pids)
 
 
+class NetworkEntryResponse(ResponseModel):
+    """One decision of a network policy."""
+
+    allow: bool = Field(description="True to allow, false to deny the destinations of the rule.")
+    rule: str = Field(description="Rule in its canonical form.")
+
+
 class NetworkResponse(ResponseModel):
     """Network policy of a sandbox."""
 
     mode: NetworkMode
+    entries: list[NetworkEntryResponse] = Field(description="Entries in order: the first one whose rule matches a destination decides.")
+    packages: bool | None = Field(description="Read access to the package indexes; null for `none` and `packages`, which decide this themselves.")
+    generation: int = Field(description="Number of earlier changes of the policy of this sandbox.")
 
     @classmethod
     def of(cls, policy: NetworkPolicy) -> NetworkResponse:
         """Return the response for a network policy."""
-        return cls(mode=policy.mode)
+        return cls(
+            mode=policy.mode,
+            entries=[NetworkEntryResponse(allow=entry.allow, rule=entry.rule) for entry in policy.entries],
+            packages=policy.packages if policy.mode.exceeds(NetworkMode.PACKAGES) else None,
+            generation=policy.generation,
+        )
 
 
 class SandboxExitResponse(ResponseModel):

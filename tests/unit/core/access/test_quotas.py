@@ -11,7 +11,6 @@ import pytest
 from sandlot.core.access import quotas
 from sandlot.model.access import UNBOUNDED, Quota
 from sandlot.model.errors import ErrorCode, LimitError
-from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.specs import GIB, Limits
 
 SMALL = Limits(cpus=0.5, memory_bytes=GIB, disk_bytes=GIB)
@@ -61,15 +60,6 @@ def test_create_over_a_quota_is_refused_with_the_figures(
     assert (error.value.code, error.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
     assert error.value.hint
     assert dict(error.value.fields) == refused
-
-
-def test_network_mode_over_the_quota_is_refused() -> None:
-    for most_open in (None, NetworkMode.PACKAGES, NetworkMode.INTERNET):
-        quotas.check_network(Quota(network=most_open), NetworkPolicy(NetworkMode.PACKAGES))
-    with pytest.raises(LimitError) as error:
-        quotas.check_network(Quota(network=NetworkMode.NONE), NetworkPolicy(NetworkMode.PACKAGES))
-    assert (error.value.code, error.value.status) == (ErrorCode.QUOTA_EXCEEDED, 429)
-    assert dict(error.value.fields) == {"quota": "network", "limit": "none", "used": None, "requested": "packages"}
 
 
 @pytest.mark.parametrize(

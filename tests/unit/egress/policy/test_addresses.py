@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from sandlot.egress.policy.addresses import is_allowed, is_public, is_reachable
+from sandlot.egress.policy.addresses import is_allowed, is_public, is_reachable, is_reachable_network
 
 SPECIAL = (
     *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254", "169.254.169.254", "172.16.0.1"),  # noqa: S104 - nothing is bound
@@ -55,3 +55,23 @@ def test_own_address_is_reached_only_if_it_is_listed_alone(address: str, private
     networks = [ip_network(network) for network in private]
     assert is_reachable(ip_address(address), networks, is_own=lambda _: True) is is_reached
     assert is_reachable(ip_address(address), networks, is_own=lambda _: False) is is_allowed(ip_address(address), networks)
+
+
+@pytest.mark.parametrize(
+    "network, is_reached",
+    [
+        ("8.8.8.0/24", True),
+        ("2606:4700::/32", True),
+        ("10.0.0.0/8", False),
+        ("10.1.0.0/16", True),
+        ("8.0.0.0/5", False),
+        ("0.0.0.0/0", False),
+        ("192.0.2.0/24", False),
+        ("fd00::/8", False),
+        ("::/0", False),
+        ("8.8.8.8", True),
+        ("9.9.9.9", False),
+    ],
+)
+def test_network_is_reached_if_it_is_public_or_listed(network: str, is_reached: bool) -> None:  # noqa: FBT001 - a row
+    assert is_reachable_network(ip_network(network), [ip_network("10.1.0.0/16")], is_own=lambda address: str(address) == "9.9.9.9") is is_reached

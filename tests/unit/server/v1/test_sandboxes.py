@@ -11,6 +11,7 @@ import pytest
 
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode
+from sandlot.model.network import RULE_EXAMPLE
 from tests.support.cases import cases
 from tests.support.http import post, problem
 from tests.support.service import BASE, Bench
@@ -59,7 +60,7 @@ async def test_sandbox_is_created_read_and_killed(at: Bench, http: httpx.AsyncCl
     assert "very-secret" not in response.text
     assert (made["state"], made["template"], made["name"], made["metadata"], made["timeout"]) == ("running", "base", "n", {"k": "v"}, 100)
     assert made["limits"] == {"cpus": 0.5, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "pids": 64}
-    assert (made["isolation"], made["network"], made["node"], made["exit"]) == ("gvisor", {"mode": "packages"}, at.service.node.id, None)
+    assert (made["isolation"], made["network"]["mode"], made["node"], made["exit"]) == ("gvisor", "packages", at.service.node.id, None)
     assert datetime.fromisoformat(made["created_at"]) < datetime.now(UTC) < datetime.fromisoformat(made["expires_at"])
     url = f"/v1/sandboxes/{made['id']}"
     assert (await http.get(url)).json() == made
@@ -151,12 +152,14 @@ async def test_usage_includes_the_limits(http: httpx.AsyncClient, url: str) -> N
         ({"limits": {"gpus": 1}}, 400, "invalid_request", "limits.gpus"),
         ({"isolation": "container"}, 403, "forbidden", "isolation"),
         ({"isolation": "docker"}, 400, "invalid_request", "isolation"),
-        ({"network": {"mode": "internet"}}, 501, "unsupported", "network"),
         ({"network": {"mode": "open"}}, 400, "invalid_request", "network.mode"),
-        ({"network": "internet"}, 501, "unsupported", "network"),
-        ({"network": ["github.com"]}, 501, "unsupported", "network"),
         ({"network": "open"}, 400, "invalid_request", "network.mode"),
         ({"network": 3}, 400, "invalid_request", "network"),
+        ({"network": [3]}, 400, "invalid_request", "network.allow.0"),
+        ({"network": {"mode": "packages", "allow": ["a.com"]}}, 400, "invalid_request", "network.entries"),
+        ({"network": {"mode": "none", "deny": ["a.com"]}}, 400, "invalid_request", "network.entries"),
+        ({"network": {"mode": "packages", "packages": False}}, 400, "invalid_request", "network.packages"),
+        ({"network": [f"{n}.a.com" for n in range(1001)]}, 400, "invalid_request", "network.entries"),
         ({"name": "a b"}, 400, "invalid_request", None),
         ([], 400, "invalid_request", "body"),
         (None, 400, "invalid_request", "body"),
@@ -306,7 +309,38 @@ async def test_live_sandbox_of_a_name_is_returned_instead_of_created(http: httpx
         problem(await http.post("/v1/sandboxes", json=invalid), 400, "invalid_request")
 
 
-async def test_network_mode_is_a_string_or_an_object_in_requests_and_an_object_in_responses(http: httpx.AsyncClient) -> None:
-    for network in ("none", {"mode": "none"}):
+async def test_network_policy_has_short_forms_in_requests_and_is_an_object_in_responses(http: httpx.AsyncClient) -> None:
+    closed: dict[str, object] = {"mode": "none", "entries": [], "packages": None, "generation": 0}
+    listed = {"mode": "allowlist", "entries": [{"allow": True, "rule": "*.github.com"}], "packages": True, "generation": 0}
+    full = {"mode": "internet", "allow": ["A.example.com."], "deny": ["**.example.com:*"], "packages": False}
+    entries = [{"allow": False, "rule": "**.example.com:*"}, {"allow": True, "rule": "a.example.com"}]
+    for network, shown in (
+        ("none", closed),
+        ({"mode": "none"}, closed),
+        (["*.GitHub.com"], listed),
+        (full, {"mode": "internet", "entries": entries, "packages": False, "generation": 0}),
+    ):
         created = await http.post("/v1/sandboxes", json={"template": "base", "network": network})
-        assert (created.status_code, created.json()["network"]) == (201, {"mode": "none"})
+        assert (created.status_code, created.json()["network"]) == (201, shown)
+
+
+@cases(
+    "rule",
+    [
+        *("*", "*.com", "**", "a.*.com", "http://example.com", "a..com", f"{'a' * 64}.com", "example.com:0", "example.com:65536", "10.0.0.1/33"),
+        *("BREW example.com", "10.0.0.1", "0x7f.1", "GET example.com:443/v1", ""),
+    ],
+)
+async def test_bad_rule_is_refused_with_its_position_and_an_example_and_changes_nothing(at: Bench, http: httpx.AsyncClient, rule: str) -> None:
+    network = {"mode": "allowlist", "deny": ["example.com"], "allow": ["example.org", rule]}
+    found = problem(await http.post("/v1/sandboxes", json={"template": "base", "network": network}), 400, "invalid_request")
+    assert (found["fields"]["field"], found["fields"]["position"]) == ("network.allow", 1)
+    assert found["fields"]["rule"] in {rule, "127.0.0.1"}
+    assert RULE_EXAMPLE in found["hint"]
+    assert at.sandboxes.held == 0
+
+
+async def test_address_in_disguise_and_international_name_are_shown_in_their_canonical_form(http: httpx.AsyncClient) -> None:
+    rules = ["0x08.8.8.8", "8.8.4", "\u0431\u0435\u043b.\u0440\u0444"]
+    created = await http.post("/v1/sandboxes", json={"template": "base", "network": rules})
+    assert [entry["rule"] for entry in created.json()["network"]["entries"]] == ["8.8.8.8", "8.8.0.4", "xn--90ais.xn--p1ai"]
