@@ -95,7 +95,7 @@ async def raw_runsc(rounds: Rounds, root: RootFs, folder: Path) -> None:
     """The runtime itself with the driver's flags and configuration, but for the control group, the disk and the guest."""
     shape = Shape(root=root)
     spec = SandboxSpec(id=new_sandbox_id(new_node_id()))
-    config = oci_config(shape, group_limits(shape.limits), has_hub=False)
+    config = oci_config(shape, group_limits(shape.limits), has_hub=False, has_card=False)
     config["process"]["args"] = list(PYTHON)
     config["root"]["path"] = str(root.tree)
     bundle = Path(tempfile.mkdtemp(dir=folder))

@@ -322,7 +322,7 @@ _TEMPLATE_PROPERTIES = (
     ("Working directory", f"`{specs.WORKSPACE}`, which belongs to `user`; `cwd` of a create request sets another"),
     ("Other directories", "`/output` and `/usr/local` belong to `user`; `/tmp` and `/var/tmp` are open to all users"),
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),
-    ("Network", "loopback only; pip, uv, npm and apt use the [package cache](packages.md)"),
+    ("Network", "a loopback and a card `eth0` (192.0.2.2) that leads nowhere; pip, uv, npm and apt use the [package cache](packages.md)"),
 )
 _SIZES = {"base": "405 MiB", "code-interpreter": "877 MiB, of which it shares 405 MiB with `base`"}
 _OWN_TEMPLATES = """\

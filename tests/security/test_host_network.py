@@ -1,6 +1,7 @@
-"""Promise: a sandbox reaches nothing by network: not the world, not the host's addresses, not even the host's loopback.
+"""Promise: a sandbox reaches nothing by itself: not the world, not the host's addresses, not even the host's loopback.
 
-Listeners stand on the host's loopback and count who comes; the programs inside knock at every address that the host has.
+The network card of a sandbox leads nowhere: its connections end in the guest, which asks the service for each of them. With the default network,
+the service allows none. Listeners stand on the host's loopback and count who comes; the programs inside try every address that the host has.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fcntl import ioctl
+from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox
+from sandlot.protocol.schema import NETWORK_ADDRESS
 from tests.support.attempts import not_refused, outcomes
 from tests.support.inside import USERS, run_inside
 
+SYNTHETIC = IPv4Network("198.18.0.0/15")
+"""Addresses that the guest assigns to names (RFC 2544: never routed)."""
 SIOCGIFADDR = 0x8915
 """linux/sockios.h"""
 NOWHERE = "192.0.2.1"
 """TEST-NET-1, RFC 5737: an address that nobody has."""
-NO_WAY = {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "EADDRNOTAVAIL", "EAFNOSUPPORT", "EPERM", "EACCES"}
+PATIENCE_S = 60.0
+"""Limit of a wait that only a connection without an answer keeps."""
+NO_WAY = {"ENETUNREACH", "EHOSTUNREACH", "ECONNREFUSED", "ECONNRESET", "EADDRNOTAVAIL", "EAFNOSUPPORT", "EPERM", "EACCES"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,10 @@ def test_no_host_address_or_unix_socket_answers(sandbox: Sandbox, listeners: Lis
 told["answers"] = {}
 for address, port in given["addresses"]:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as client:
-        client.settimeout(5)
+        client.settimeout(given["patience"])
         try:
             client.connect((address, port))
+            client.recv(1)
             told["answers"][f"{address} {port}"] = "connected"
         except TimeoutError:
             told["answers"][f"{address} {port}"] = "nothing"
@@ -85,8 +93,13 @@ for address, port in given["addresses"]:
 with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5) as client:
     server.accept()[0].close()
     told["control"] = "connected"
-sender = socket.socket(type=socket.SOCK_DGRAM)
-told["sent"] = {address: attempt(sender.sendto, b"x", (address, given["udp"])) for address, _ in given["addresses"]}
+def send(address):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(given["patience"])
+        sender.connect((address, given["udp"]))
+        sender.send(b"x")
+        sender.recv(1)
+told["sent"] = {address: attempt(send, address).get("error", "sent") for address, _ in given["addresses"]}
 told["unix"] = {}
 for name in ("\\0" + given["name"], given["path"], "/proc/1/root" + given["path"]):
     client = socket.socket(socket.AF_UNIX)
@@ -102,6 +115,7 @@ told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", ""
                 *((address, 53) for address in _resolvers()),
             ],
             "udp": listeners.udp,
+            "patience": PATIENCE_S,
             "name": listeners.name,
             "path": listeners.path,
         },
@@ -110,45 +124,57 @@ told["listed"] = [line for line in attempt(read, "/proc/net/unix").get("got", ""
     # An address of a link's own (fe80::/10) leads nowhere where nobody says which link (EINVAL), and there is none to name.
     strange = {address: answer for address, answer in told["answers"].items() if answer not in NO_WAY}
     assert {address: answer for address, answer in strange.items() if not (answer == "EINVAL" and address.startswith("fe80"))} == {}
-    # To its own loopback a datagram may be sent, where nobody waits for it; the fixture sees to it that none arrives on the host's.
-    assert {address for address, sent in told["sent"].items() if "got" in sent} <= {"127.0.0.1"}
+    # The error of each datagram arrives at once; the fixture sees to it that none arrives on the host's loopback.
+    assert {address: sent for address, sent in told["sent"].items() if sent not in NO_WAY and not address.startswith("fe80")} == {}
     assert set(told["unix"].values()) <= {"ECONNREFUSED", "ENOENT", "EACCES", "EPERM"}
     assert told["listed"] == []
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_loopback_is_the_only_interface_and_there_is_no_route(sandbox: Sandbox, user: str) -> None:
+def test_card_leads_nowhere_and_names_have_synthetic_addresses(sandbox: Sandbox, user: str) -> None:
     told = run_inside(
         sandbox,
         """
 told["interfaces"] = [name for _, name in socket.if_nameindex()]
 told["dev"] = [line.split(":")[0].strip() for line in read("/proc/net/dev").splitlines()[2:]]
-told["routes"] = [line.split()[0] for line in attempt(read, "/proc/net/route").get("got", "").splitlines()[1:]]
+routes = [line.split() for line in attempt(read, "/proc/net/route").get("got", "").splitlines()[1:]]
+told["gateways"] = [route[2] for route in routes]
 told["arp"] = attempt(read, "/proc/net/arp").get("got", "").splitlines()[1:]
-told["resolved"] = attempt(socket.getaddrinfo, "example.com", 80)
+with socket.socket(type=socket.SOCK_DGRAM) as client:
+    client.connect((given["nowhere"], 9))
+    told["address"] = client.getsockname()[0]
+told["resolved"] = attempt(socket.gethostbyname, "example.com")
+told["local"] = [attempt(socket.gethostbyname, name) for name in ("metadata", "printer.local", "metadata.google.internal")]
+(told["card"],) = [line.partition(":")[2].split() for line in read("/proc/net/dev").splitlines()[2:] if line.split(":")[0].strip() == "eth0"]
 """,
         user=user,
+        given={"nowhere": NOWHERE},
     )
-    assert (told["interfaces"], told["dev"]) == (["lo"], ["lo"])
-    assert set(told["routes"]) <= {"lo"}
+    assert (sorted(told["interfaces"]), sorted(told["dev"])) == (["eth0", "lo"], ["eth0", "lo"])
+    assert set(told["gateways"]) <= {"00000000"}
     assert told["arp"] == []
-    assert "got" not in told["resolved"]
+    assert told["address"] == NETWORK_ADDRESS
+    assert ip_address(told["resolved"]["got"]) in SYNTHETIC
+    assert ["got" in found for found in told["local"]] == [False, False, False]
+    received, sent = int(told["card"][1]), int(told["card"][9])
+    assert received == sent, "gVisor's card returns all packets; the card of a container has none"
 
 
 @pytest.mark.parametrize("user", USERS)
 def test_other_protocols_and_socket_families_reach_nothing(sandbox: Sandbox, listeners: Listeners, user: str) -> None:
     """ICMP, IPv6 of every scope, broadcast, multicast, other protocols, routing by netlink, and namespaces of one's own.
 
-    Raw sockets exist in gVisor in a network namespace of one's own; it has no more than a loopback, which is down. In a container
+    Datagrams to one host get an error at once. Raw sockets exist in gVisor in a network namespace of one's own; it has no more than a loopback,
+    which is down. In a container
     there is no such namespace.
     """
-    addresses = [address for address in _host_addresses() if address not in {"127.0.0.1", "::1"}]
+    addresses = [address for address in _host_addresses() if address not in {"127.0.0.1", "::1", NETWORK_ADDRESS}]
     tries = {
         "ping": "ping(socket.AF_INET, NOWHERE)",
         **{f"ping {address}": f"ping(socket.AF_INET6 if ':' in {address!r} else socket.AF_INET, {address!r})" for address in addresses},
         "broadcast": "broadcast()",
-        "multicast": "send(socket.AF_INET, ('224.0.0.1', 9))",
-        "multicast of a link": "send(socket.AF_INET6, ('ff02::1', 9, 0, 0))",
+        "multicast": "send(socket.AF_INET, ('224.0.0.1', 9), 2)",
+        "multicast of a link": "send(socket.AF_INET6, ('ff02::1', 9, 0, 0), 2)",
         "another family's address": f"send(socket.AF_INET6, ('::ffff:{NOWHERE}', 9))",
         "a global address": "send(socket.AF_INET6, ('2001:db8::1', 9))",
         "the cloud's metadata": "send(socket.AF_INET6, ('fd00:ec2::254', 80))",
@@ -172,8 +198,15 @@ def test_other_protocols_and_socket_families_reach_nothing(sandbox: Sandbox, lis
     }
     setup = f"""
 NOWHERE = {NOWHERE!r}
-def send(family, address):
-    socket.socket(family, socket.SOCK_DGRAM).sendto(b"x", address)
+def send(family, address, patience={PATIENCE_S}):
+    with socket.socket(family, socket.SOCK_DGRAM) as client:
+        client.settimeout(patience)
+        client.connect(address)
+        client.send(b"x")
+        try:
+            client.recv(1)
+        except TimeoutError:
+            raise OSError(errno.ENETUNREACH, "nobody answers")
 def ping(family, address):
     with socket.socket(family, socket.SOCK_DGRAM, 58 if family == socket.AF_INET6 else 1) as client:
         client.settimeout(2)
@@ -185,7 +218,18 @@ def ping(family, address):
 def broadcast():
     client = socket.socket(type=socket.SOCK_DGRAM)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-    client.sendto(b"x", ("255.255.255.255", 9))
+    client.settimeout(2)
+    client.connect(("255.255.255.255", 9))
+    client.send(b"x")
+    try:
+        client.recv(1)
+    except TimeoutError:
+        raise OSError(errno.ENETUNREACH, "nobody answers")
+def control():
+    with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
+        server.bind(("127.0.0.1", 0))
+        client.sendto(b"x", server.getsockname())
+        server.recv(1)
 def raw():
     socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP).sendto(bytes(8), (NOWHERE, 0))
 def packet():
@@ -202,7 +246,7 @@ def netlink(kind, body):
             raise OSError(-code, "refused")
 """
     # Each in a process of its own: gVisor gives anybody a namespace of its own kernel's, where the next attempt would be root.
-    found = outcomes(sandbox, {**tries, "control": "send(socket.AF_INET, ('127.0.0.1', 9))"}, user=user, setup=setup, apart=True)
+    found = outcomes(sandbox, {**tries, "control": "control()"}, user=user, setup=setup, apart=True)
     assert found.pop("control") == "ok"
     nowhere = {name: NO_WAY | {"EINVAL", "ENOTTY", "ENOPROTOOPT"} for name in tries}
     assert not_refused(found, also=nowhere) == {}

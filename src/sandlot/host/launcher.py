@@ -27,7 +27,7 @@ from sandlot.host.process_identity import Identity, wait_ended
 from sandlot.host.stage import main
 from sandlot.model.errors import InternalError
 
-Operation = tuple[str | int, ...]
+Operation = tuple[str | int | bytes | tuple[tuple[str, str], ...], ...]
 """Name of a function in ``stage/operations.py``, followed by the arguments of this function."""
 
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from stage.main import main; main()"

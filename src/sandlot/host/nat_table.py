@@ -1,8 +1,7 @@
 """The NAT table of a sandbox's network, in the form in which Linux and gVisor take it: ``struct ipt_replace`` of the table ``nat``. Pure.
 
 The table redirects all connections that programs in the sandbox open to the ports of the guest, in the sandbox's own network stack. Linux takes the
-table by ``setsockopt`` with :data:`IPT_SO_SET_REPLACE` on a raw socket (CAP_NET_ADMIN in the network namespace is needed), gVisor takes the table on
-its control socket.
+table by ``setsockopt`` on a raw socket (``host/stage/network.py``), gVisor takes the table on its control socket.
 
 Rules for outgoing packets, in this order; all other packets are accepted:
 
@@ -23,17 +22,14 @@ from typing import Final
 
 from sandlot.protocol.schema import CAPTURE_PORT, DNS_PORT, NETWORK_ADDRESS
 
-IPT_SO_SET_REPLACE: Final = 64
-"""Socket option of the level ``IPPROTO_IP`` that replaces a table."""
-COUNTERS: Final = 5
-"""Number of rules of the table that is replaced: the four policies and the end of a table without rules."""
-COUNTER_BYTES: Final = 16
 CLOSED_PORT: Final = 1
 """Port to which UDP is redirected. Only root can open this port, and nobody does."""
 
 _TCP, _UDP = 6, 17
 _HOOKS: Final = {"PREROUTING": 0, "INPUT": 1, "OUTPUT": 3, "POSTROUTING": 4}
 """Hooks of the table ``nat``, with their numbers. Linux requires a policy for each of them."""
+_COUNTERS: Final = 5
+"""Number of rules of the table that is replaced: the four policies and the end of a table without rules."""
 _ACCEPT: Final = -2
 """Verdict of a standard target: -NF_ACCEPT - 1."""
 _PROTOCOL_SPECIFIED: Final = 2
@@ -79,13 +75,8 @@ OUTPUT_RULES: Final = (
 )
 
 
-def nat_table(counters_address: int = 0) -> bytes:
-    """Return the table.
-
-    Args:
-        counters_address: Address of memory of this process with room for :data:`COUNTERS` counters of :data:`COUNTER_BYTES` each, to which Linux
-            writes the counters of the table that is replaced. gVisor ignores the address.
-    """
+def nat_table() -> bytes:
+    """Return the table. The address of the memory to which Linux writes the counters of the former table is 0; gVisor ignores this field."""
     accept = _entry(Rule())
     entries, first, policy = b"", [0] * 5, [0] * 5
     for name, number in _HOOKS.items():
@@ -97,7 +88,7 @@ def nat_table(counters_address: int = 0) -> bytes:
     entries += _encode_entry(Rule(), b"", _extension("ERROR", _ERROR_NAME.pack(b"ERROR")))
     count = len(_HOOKS) + len(OUTPUT_RULES) + 1
     hooks = sum(1 << number for number in _HOOKS.values())
-    return _REPLACE.pack(b"nat", hooks, count, len(entries), *first, *policy, COUNTERS, counters_address) + entries
+    return _REPLACE.pack(b"nat", hooks, count, len(entries), *first, *policy, _COUNTERS, 0) + entries
 
 
 def _entry(rule: Rule) -> bytes:

@@ -80,7 +80,9 @@ class OciDriver:
         self._builds = RuntimeBuilds(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
         self._disks: dict[int, disk_images.DiskTemplate] = {}
-        self._probe = Probe(self, self._builds, runtime.unsupported, self._sandboxes)
+        self._with_card: set[str] = set()
+        """Digests of the programs whose sandboxes get a network card on this host."""
+        self._probe = Probe(self, self._builds, runtime, self._sandboxes)
 
     def probe(self) -> Capabilities:
         """Return the capabilities of this driver on this host (``probe.py``). The first call takes about a second."""
@@ -130,9 +132,10 @@ class OciDriver:
         if not (shape.root.tree / "").is_dir():
             raise InternalError(f"The root file system {shape.root.tree} does not exist.")
         program = await run_blocking(self._builds.current if snapshot is None else partial(self._build_of, snapshot))
+        has_card = await run_blocking(self._has_card, program)
         resources = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
-            first_id = await self._prepare(resources, shape, program)
+            first_id = await self._prepare(resources, shape, program, has_card=has_card)
         except BaseException as error:
             await resources.release_in_background()
             is_full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}  # core reports a full disk of the node
@@ -142,7 +145,7 @@ class OciDriver:
                     hint="Run `sandlot doctor` to see what the host lacks.",
                 ) from error
             raise
-        return OciPreparedSandbox(resources, shape, self._runtime, program, first_id)
+        return OciPreparedSandbox(resources, shape, self._runtime, program, first_id, has_card=has_card)
 
     def _build_of(self, snapshot: Path) -> Program:
         """Return the program of the runtime build that wrote a snapshot."""
@@ -151,7 +154,13 @@ class OciDriver:
             raise unusable_error(result.reason)
         return self._builds.get(manifest.runtime_sha256)
 
-    async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
+    def _has_card(self, program: Program) -> bool:
+        """Return whether sandboxes of a program get a network card on this host. A card that was possible once is not tried again."""
+        if program.sha256 not in self._with_card and not self._runtime.card_problem(program):
+            self._with_card.add(program.sha256)
+        return program.sha256 in self._with_card
+
+    async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program, *, has_card: bool) -> int | None:
         """Create all resources of a prepared sandbox. Return the first user id of the sandbox's range, or None if the runtime needs no ranges."""
         folder = resources.folder
         record = Record(
@@ -179,6 +188,7 @@ class OciDriver:
             has_tmp=await run_blocking(_is_empty, shape.root.tree / "tmp"),
             first_id=first_id,
             boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
+            has_card=has_card,
         )
         await resources.stage.carry_out(self._runtime.plan(inputs))
         return first_id

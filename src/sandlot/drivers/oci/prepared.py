@@ -46,16 +46,20 @@ class OciPreparedSandbox:
         runtime: Runtime of the sandbox.
         program: Program of the runtime with which the sandbox will be started.
         first_id: First id of the sandbox's own range of user and group ids on the host. None: the runtime uses no ranges.
+        has_card: True if the sandbox gets a network card that leads to the guest.
     """
 
-    __slots__ = ("_created", "_first_id", "_lock", "_program", "_resources", "_runtime", "_shape", "_used", "_volumes")
+    __slots__ = ("_created", "_first_id", "_has_card", "_lock", "_program", "_resources", "_runtime", "_shape", "_used", "_volumes")
 
-    def __init__(self, resources: SandboxHostResources, shape: Shape, runtime: Runtime, program: Program, first_id: int | None) -> None:
+    def __init__(
+        self, resources: SandboxHostResources, shape: Shape, runtime: Runtime, program: Program, first_id: int | None, *, has_card: bool
+    ) -> None:
         self._resources = resources
         self._shape = shape
         self._runtime = runtime
         self._program = program
         self._first_id = first_id
+        self._has_card = has_card
         self._volumes: tuple[Attachment, ...] = ()
         self._lock = asyncio.Lock()
         self._used = False
@@ -106,7 +110,7 @@ class OciPreparedSandbox:
         async with self._lock:
             async with self._destroyed_on_failure("start the sandbox"):
                 self._used = True
-                if self._created is None and not self._runtime.boots_with_engine:
+                if self._created is None and not self._runtime.boots_with_engine(self._program):
                     record = replace(self._record, step=Step.BOOT)
                     await run_blocking(self._write_bundle, spec, record)
                     started = await self._stage.start(self._order(self._runtime.run_argv(*self._call_args)))
@@ -221,7 +225,7 @@ class OciPreparedSandbox:
 
     def _write_bundle(self, spec: SandboxSpec | None, record: Record) -> None:
         self._resources.write_intent(record)
-        config = self._runtime.config(self._shape, spec, self._first_id, self._volumes)
+        config = self._runtime.config(self._shape, spec, self._first_id, self._volumes, has_card=self._has_card)
         self._resources.folder.config.write_text(json.dumps(config), encoding="utf-8")
 
     def _running(self, started: Started) -> RunningOciRuntime:

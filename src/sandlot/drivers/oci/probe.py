@@ -12,11 +12,12 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandlot.drivers.oci.runtime import Runtime
 from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
 from sandlot.host.blocking import call_in_own_thread
 from sandlot.host.cgroup_layout import missing_controllers
@@ -62,14 +63,14 @@ class Probe:
     Args:
         driver: Driver to probe. The probe calls the driver from an event loop of its own.
         builds: Builds of the driver's runtime.
-        unsupported: Capabilities that the runtime lacks on every host, each with the reason.
+        runtime: The driver's runtime.
         folder: Folder in which the probe creates its files.
     """
 
-    def __init__(self, driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> None:
+    def __init__(self, driver: Driver, builds: RuntimeBuilds, runtime: Runtime, folder: Path) -> None:
         self._driver = driver
         self._builds = builds
-        self._unsupported = unsupported
+        self._runtime = runtime
         self._folder = folder / f".probe-{driver.name}"  # this name is not a ref, so sweeps ignore the folder
         self._lock = threading.Lock()
         self._known: Capabilities | None = None
@@ -83,7 +84,7 @@ class Probe:
         with self._lock:
             known = self._known
             if known is None or not known.can(DriverCapability.BOOT) or self._may_retry_snapshots(known):
-                known = self._known = _keep_available(try_capabilities(self._driver, self._builds, self._unsupported, self._folder), known)
+                known = self._known = _keep_available(try_capabilities(self._driver, self._builds, self._runtime, self._folder), known)
                 self._known_since_s = time.monotonic()
             return known
 
@@ -96,7 +97,7 @@ class Probe:
                 self._lock.release()
 
     def _may_retry_snapshots(self, known: Capabilities) -> bool:
-        missing = not known.can(DriverCapability.SNAPSHOT) and DriverCapability.SNAPSHOT not in self._unsupported
+        missing = not known.can(DriverCapability.SNAPSHOT) and DriverCapability.SNAPSHOT not in self._runtime.unsupported
         return missing and time.monotonic() > self._known_since_s + SNAPSHOT_RETRY_S
 
 
@@ -127,20 +128,20 @@ def make_tiny_root(folder: Path) -> RootFs:
     return RootFs("tiny", folder)
 
 
-def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping[DriverCapability, str], folder: Path) -> Capabilities:
+def try_capabilities(driver: Driver, builds: RuntimeBuilds, runtime: Runtime, folder: Path) -> Capabilities:
     """Try all capabilities of a driver and return the results. Blocks for about a second.
 
     Args:
         driver: Driver to try. It is called from an event loop in another thread.
         builds: Builds of the driver's runtime.
-        unsupported: Capabilities that the runtime lacks on every host, each with the reason.
+        runtime: The driver's runtime.
         folder: Folder for the probe's files; removed afterwards.
     """
-    runtime: RuntimeInfo | None = None
-    results = {capability: ProbeResult(ok=False, reason=reason) for capability, reason in unsupported.items()}
+    info: RuntimeInfo | None = None
+    results = {capability: ProbeResult(ok=False, reason=reason) for capability, reason in runtime.unsupported.items()}
     try:
         program = builds.current()
-        runtime = RuntimeInfo(program.name, program.version, date_of_version(program.version), program.source)
+        info = RuntimeInfo(program.name, program.version, date_of_version(program.version), program.source)
         if platform.machine() != "x86_64":
             raise HostError(f"Only x86-64 machines are supported; this is {platform.machine()}.", code=ErrorCode.HOST_NOT_READY)
         if lacking := missing_controllers(detect_layout()):
@@ -151,16 +152,18 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, unsupported: Mapping
             )
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed probe
         folder.mkdir(mode=0o700, parents=True)
+        reason = runtime.card_problem(program)
+        results[DriverCapability.NETWORK] = ProbeResult(ok=not reason, reason=reason)
         # A separate thread is used, because the caller's thread may have a running event loop.
         call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
     except (SandlotError, OSError) as error:
         # TimeoutError is an OSError without a message.
-        timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {runtime or 'the runtime'} does not work on it."
+        timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {info or 'the runtime'} does not work on it."
         for capability in DriverCapability:
             results.setdefault(capability, ProbeResult(ok=False, reason=str(error) or timed_out))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Capabilities(driver=driver.name, runtime=runtime, results=results)
+    return Capabilities(driver=driver.name, runtime=info, results=results)
 
 
 async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult]) -> None:

@@ -142,6 +142,7 @@ class RuntimePlanInputs:
         has_tmp: True if the root file system has an empty ``/tmp``.
         first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
         boot_id: Random UUID that programs in the sandbox read as the boot id of the kernel.
+        has_card: True if the sandbox gets a network card that leads to the guest.
     """
 
     shape: Shape
@@ -152,6 +153,7 @@ class RuntimePlanInputs:
     has_tmp: bool
     first_id: int | None
     boot_id: str
+    has_card: bool
 
 
 class Runtime(Protocol):
@@ -160,11 +162,6 @@ class Runtime(Protocol):
     @property
     def own_ids(self) -> bool:
         """True if each sandbox gets its own range of the host's user and group ids."""
-        ...
-
-    @property
-    def boots_with_engine(self) -> bool:
-        """True if the engine starts every guest, because it must set up the sandbox before. False: a boot needs one command of the runtime only."""
         ...
 
     @property
@@ -193,6 +190,17 @@ class Runtime(Protocol):
         Raises:
             HostError: The program is not installed, or is too old.
         """
+        ...
+
+    def card_problem(self, program: Program) -> str:
+        """Return the reason why sandboxes of a program get no network card on this host; empty if they get one.
+
+        May block for some milliseconds.
+        """
+        ...
+
+    def boots_with_engine(self, program: Program) -> bool:
+        """Return True if the engine starts every guest, because it must set up the sandbox before. False: one command of the runtime boots it."""
         ...
 
     def group_limits(self, limits: Limits) -> GroupLimits:
@@ -227,7 +235,9 @@ class Runtime(Protocol):
         """Return the operations that the stage process carries out before it starts the runtime. Pure."""
         ...
 
-    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
+    def config(
+        self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = (), *, has_card: bool
+    ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded.
 
         Args:
@@ -235,6 +245,7 @@ class Runtime(Protocol):
             spec: Spec of the sandbox. None for a prepared sandbox, which requires a runtime that supports snapshots.
             first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
             volumes: Volumes of the sandbox.
+            has_card: True if the sandbox gets a network card that leads to the guest.
         """
         ...
 

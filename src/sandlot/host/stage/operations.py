@@ -12,6 +12,7 @@ import resource
 import sys
 
 # Imports are relative, because the stage runs without the package sandlot.
+from .network import card, private_network
 from .syscalls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
@@ -357,7 +358,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     operation.__name__: operation
     for operation in (
         *(join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay),
-        *(disk, oom_score, limit, skip_membarrier),
+        *(disk, oom_score, limit, skip_membarrier, private_network, card),
     )
 }
 SOURCES = {"bind", "disk", "idmapped"}

@@ -25,6 +25,7 @@ SECBIT_NO_SETUID_FIXUP = 4
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
 _SECCOMP_MODE_FILTER = 2
+_IPPROTO_IP, _IPT_SO_SET_REPLACE, _COUNTERS_AT, _COUNTER_BYTES = 0, 64, 88, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -131,6 +132,19 @@ def fallocate(descriptor: int, size_bytes: int) -> None:
     ``os.posix_fallocate`` is not used: if the file system cannot allocate space, glibc writes to every block of the file instead.
     """
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size_bytes)), "fallocate")
+
+
+def replace_ip_table(raw_socket: int, table: bytes) -> None:
+    """Replace a table of iptables in the network namespace of a socket (IPT_SO_SET_REPLACE of linux/netfilter_ipv4/ip_tables.h).
+
+    Args:
+        raw_socket: Descriptor of a raw IPv4 socket.
+        table: ``struct ipt_replace`` without the address of the memory to which the kernel writes the counters of the former table.
+    """
+    count = int.from_bytes(table[_COUNTERS_AT - 4 : _COUNTERS_AT], sys.byteorder)
+    counters = ctypes.create_string_buffer(count * _COUNTER_BYTES)
+    whole = table[:_COUNTERS_AT] + ctypes.addressof(counters).to_bytes(8, sys.byteorder) + table[_COUNTERS_AT + 8 :]
+    _check(_libc.setsockopt(raw_socket, _IPPROTO_IP, _IPT_SO_SET_REPLACE, whole, len(whole)), "IPT_SO_SET_REPLACE")
 
 
 def _check(result: int, what: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from sandlot.drivers.registry import DriverSettings, open_driver
 from sandlot.link.client import Link
+from sandlot.link.services import GuestService
 from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import ByteStream, Driver, DriverCapability, Instance, PreparedSandbox
@@ -160,10 +161,18 @@ class ConnectedSandbox:
 
 
 @asynccontextmanager
-async def connect_sandbox(instance: Instance, limits: Limits = SMALL_LIMITS) -> AsyncIterator[ConnectedSandbox]:
-    """Connect to the guest of a live sandbox, and wake the guest if it sleeps. The sandbox keeps running after the block."""
+async def connect_sandbox(
+    instance: Instance, limits: Limits = SMALL_LIMITS, *, services: Mapping[str, GuestService] | None = None
+) -> AsyncIterator[ConnectedSandbox]:
+    """Connect to the guest of a live sandbox, and wake the guest if it sleeps. The sandbox keeps running after the block.
+
+    Args:
+        instance: The sandbox.
+        limits: Limits of the sandbox.
+        services: Services of the host that the guest may use, by name; None: no service.
+    """
     stream: ByteStream = await instance.connect()
-    link = await Link.open(stream)
+    link = await Link.open(stream, services=services)
     try:
         if link.asleep:
             await link.wake(identity="sb-test", hostname="sandbox", env={}, pids=limits.pids, deadline_s=None)

@@ -94,7 +94,7 @@ def warm(resources: SandboxHostResources, runtime: object) -> OciPreparedSandbox
     """Return a warm sandbox whose processes have ended."""
     program = Program("runsc", Path("/bin/true"), "0" * 64, "x")
     prepared = OciPreparedSandbox(
-        resources, Shape(root=RootFs(digest="0", tree=Path("/nonexistent")), limits=LIMITS), cast("Runtime", runtime), program, None
+        resources, Shape(root=RootFs(digest="0", tree=Path("/nonexistent")), limits=LIMITS), cast("Runtime", runtime), program, None, has_card=True
     )
     prepared._created = Started(sandbox=Identity(1, 1), keeper=Identity(1, 1))  # noqa: SLF001 - as if it were warm
     return prepared

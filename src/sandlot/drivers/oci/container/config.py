@@ -2,7 +2,9 @@
 
 Several independent layers separate the tenant's code from the host's kernel:
 
-- Separate user, pid, network, IPC, UTS, mount and cgroup namespaces. The user namespace maps root inside to an unprivileged id of the host.
+- Separate user, pid, network, IPC, UTS, mount and cgroup namespaces. The user namespace maps root inside to an unprivileged id of the host. The
+  network namespace is that of the stage, the process that starts the runtime (``plan.py``). It belongs to the host's user namespace, so root inside
+  cannot change its cards, routes and NAT table.
 - Capabilities over this user namespace only, without SYS_ADMIN, NET_ADMIN and SYS_RESOURCE.
 - A list of allowed system calls (``seccomp.py``). No program can gain privileges (no_new_privs).
 - No sysfs. Files of /proc that describe the host's devices or the internals of its kernel are hidden, and /proc/sys is read-only.
@@ -22,6 +24,7 @@ from sandlot.drivers.oci.runtime import CORE_BYTES, GUEST_PATH, OCI_VERSION, OOM
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.ports import Attachment
 from sandlot.model.specs import SandboxSpec, Shape
+from sandlot.protocol.schema import NETWORK_ARGUMENT
 
 CAPABILITIES = (
     # Usual capabilities of root in a container, for example to access all files, switch to another user, or bind to a port below 1024.
@@ -41,10 +44,6 @@ CAPABILITIES = (
 )
 """Capabilities over objects of the sandbox's own user namespace. Omitted: MKNOD, because the devices would not work; SYS_ADMIN, NET_ADMIN, NET_RAW,
 SYS_RESOURCE and others, because they open parts of the host's kernel that no program here needs."""
-
-SYSCTLS = {"net.ipv4.tcp_max_tw_buckets": "4096"}
-"""Settings of the sandbox's network namespace. Connections in TIME-WAIT count against no limit of memory; by default there can be 262,144 (tcp(7)).
-Beyond the setting, a connection is closed without the wait, which the sandbox's own loopback does not need."""
 
 MASKED = (
     # Files and folders that describe the host's devices, its memory, and how it was booted.
@@ -67,7 +66,7 @@ DEV_BYTES = 64 * 1024
 SHM = "/dev/shm"  # noqa: S108 - the sandbox's
 
 
-def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
+def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes: Sequence[Attachment] = (), *, has_card: bool) -> dict[str, Any]:
     """Return the ``config.json`` of one sandbox, not yet encoded.
 
     Args:
@@ -76,6 +75,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         first_id: First of the sandbox's own user and group ids on the host.
         ids: Number of the sandbox's user and group ids.
         volumes: Volumes of the sandbox. The stage, the process that starts the runtime, has mounted them in its mount namespace.
+        has_card: True if the sandbox has a network card that leads to the guest.
     """
     capabilities = list(CAPABILITIES)
     mapping = [{"containerID": 0, "hostID": first_id, "size": ids}]
@@ -84,7 +84,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": list(GUEST_ARGV),
+            "args": [*GUEST_ARGV, NETWORK_ARGUMENT] if has_card else list(GUEST_ARGV),
             # HOME is set because crun would otherwise look it up in the image's /etc/passwd, and block for ever if this file is a pipe.
             "env": [f"PATH={GUEST_PATH}", "HOME=/"],
             "cwd": "/",
@@ -134,8 +134,7 @@ def oci_config(shape: Shape, spec: SandboxSpec, first_id: int, ids: int, volumes
         "linux": {
             "uidMappings": mapping,
             "gidMappings": mapping,
-            "namespaces": [{"type": "user", "path": VIEW_IDS}, *({"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup"))],
-            "sysctl": SYSCTLS,
+            "namespaces": [{"type": "user", "path": VIEW_IDS}, *({"type": kind} for kind in ("pid", "ipc", "uts", "mount", "cgroup"))],
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
             "seccomp": seccomp_filter(),

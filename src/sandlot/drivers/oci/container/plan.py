@@ -24,15 +24,27 @@ from sandlot.drivers.oci.runtime import CORE_BYTES, OOM_SCORE, RuntimePlanInputs
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation
+from sandlot.host.nat_table import nat_table
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MAX_VOLUMES, Limits
-from sandlot.protocol.schema import most_pids
+from sandlot.protocol.schema import NETWORK_ADDRESS, most_pids
 
 OPEN_FILES = 65536
 """Limit of open files per process. The host's kernel counts the memory of open files against the sandbox's memory limit."""
 OWN_TASKS = 48
 """Host tasks in addition to those that the guest allows: the guest, the keeper, crun while it starts, and a margin. The guest counts
 the existing tasks. Without the margin, the host would refuse a new task before the guest notices that the limit is reached."""
+
+NETWORK_SETTINGS = {
+    # Connections in TIME-WAIT count against no limit of memory; by default there can be 262,144 (tcp(7)). Beyond the setting, a connection is closed
+    # without the wait, which connections within the sandbox do not need. The NAT table forgets such connections after seconds instead of minutes.
+    "ipv4/tcp_max_tw_buckets": "4096",
+    "netfilter/nf_conntrack_tcp_timeout_time_wait": "5",
+    # The network namespace belongs to the user namespace of the host, in which root inside has no capability to bind to ports below 1024.
+    "ipv4/ip_unprivileged_port_start": "0",
+}
+"""Settings of the sandbox's network namespace, by their names below ``/proc/sys/net``."""
+CARD = "eth0"
 
 _PASSABLE = 0o711
 """Mode of folders that crun enters as the root user of the sandbox, who has no rights on the host. Only the host's root user can list them."""
@@ -56,6 +68,8 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
         # The limit is set here, because a limit that is inherited from the service could not be raised in a user namespace.
         ("limit", "RLIMIT_NOFILE", OPEN_FILES, OPEN_FILES),
+        ("private_network", tuple(NETWORK_SETTINGS.items())),
+        *([("card", CARD, NETWORK_ADDRESS, nat_table())] if inputs.has_card else []),
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, f"mode={_PASSABLE:o},size=1m"),

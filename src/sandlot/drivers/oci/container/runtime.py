@@ -25,6 +25,7 @@ from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.id_ranges import IDS
 from sandlot.host.launcher import Operation, Started
+from sandlot.host.network_card import find_card_problem
 from sandlot.host.programs import content_sha256, find_programs, find_source
 from sandlot.model.errors import HostError, InternalError, UnsupportedError
 from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
@@ -77,7 +78,6 @@ class Crun:
 
     locate: Callable[[], Program] = find_crun
     own_ids: bool = True
-    boots_with_engine: bool = False
     hub: str | None = None
     """None, because crun itself mounts the volumes at their paths."""
     bytes_per_inode: int | None = 16 * 1024
@@ -97,6 +97,14 @@ class Crun:
             HostError: No crun is installed, or all installed versions are too old.
         """
         return self.locate()
+
+    def card_problem(self, program: Program) -> str:  # noqa: ARG002 - part of the interface
+        """Return the reason why sandboxes get no network card on this host; empty if they get one."""
+        return find_card_problem()
+
+    def boots_with_engine(self, program: Program) -> bool:  # noqa: ARG002 - part of the interface
+        """Return False: one command of crun boots a sandbox."""
+        return False
 
     def group_limits(self, limits: Limits) -> GroupLimits:
         """Return the limits of the control group that enforce a sandbox's limits."""
@@ -123,11 +131,13 @@ class Crun:
         """Return the operations that the stage process carries out before it starts crun."""
         return stage_plan(inputs)
 
-    def config(self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = ()) -> dict[str, Any]:
+    def config(
+        self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = (), *, has_card: bool
+    ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         if first_id is None or spec is None:
             raise InternalError("The container was prepared without a range of user ids, or is started without a spec.")
-        return oci_config(shape, spec, first_id, IDS, volumes)
+        return oci_config(shape, spec, first_id, IDS, volumes, has_card=has_card)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:  # noqa: ARG002 - the disk is a file system
         """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""

@@ -48,7 +48,7 @@ mount(2). This gives an attacker nothing new: in gVisor, as in Linux, every user
 NET_ADMIN, because there is no network; SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_TIME and others, because gVisor does not implement what they allow."""
 
 
-def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bool = False) -> dict[str, Any]:
+def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bool) -> dict[str, Any]:
     """Return the configuration of one sandbox.
 
     Args:

@@ -28,7 +28,7 @@ from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
 from sandlot.host.programs import content_sha256, date_of_version, find_programs, find_source, run_program
-from sandlot.model.errors import HostError, UnsupportedError
+from sandlot.model.errors import HostError
 from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
@@ -41,6 +41,7 @@ INSTALL_HINT = (
 
 CONTROL_RELEASES = frozenset((20240729,))
 """Releases whose control socket was tested. Its protocol is internal to runsc and may change with every release."""
+CARD_HINT = "Install a release whose control socket was tested: 20240729, which is in the backports of Debian 12."
 
 _UNSUPPORTED: Mapping[DriverCapability, str] = MappingProxyType({})
 
@@ -89,22 +90,15 @@ class Runsc:
 
     Args:
         locate: Function that returns the newest runsc on this host, or raises HostError.
-        has_card: True to give each sandbox a network card that leads to the guest. Needs a release with a tested control socket.
     """
 
     locate: Callable[[], Program] = find_runsc
-    has_card: bool = False
     own_ids: bool = False
     hub: str | None = HUB
     bytes_per_inode: int | None = None
     """None, because gVisor writes everything to one file."""
     oom_statuses: frozenset[int] = frozenset((1, 128 + signal.SIGKILL, -signal.SIGKILL))
     """Exit codes of gVisor after the kernel killed it or one of its processes."""
-
-    @property
-    def boots_with_engine(self) -> bool:
-        """True if sandboxes have a network card: ``runsc run`` would start the guest without the card."""
-        return self.has_card
 
     @property
     def unsupported(self) -> Mapping[DriverCapability, str]:
@@ -118,6 +112,14 @@ class Runsc:
             HostError: No runsc is installed, or all installed versions are too old.
         """
         return self.locate()
+
+    def card_problem(self, program: Program) -> str:
+        """Return the reason why sandboxes get no network card; empty if they get one. Only the control socket can create the card."""
+        return "" if program.has_control else f"runsc {program.version} cannot give sandboxes a network card. {CARD_HINT}"
+
+    def boots_with_engine(self, program: Program) -> bool:
+        """Return True if sandboxes have a network card: ``runsc run`` would start the guest without the card."""
+        return program.has_control
 
     def group_limits(self, limits: Limits) -> GroupLimits:
         """Return the limits of the control group that enforce a sandbox's limits."""
@@ -145,10 +147,12 @@ class Runsc:
         spec: SandboxSpec | None,  # noqa: ARG002 - part of the interface
         first_id: int | None,  # noqa: ARG002
         volumes: Sequence[Attachment] = (),  # noqa: ARG002 - volumes are in the hub
+        *,
+        has_card: bool,
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         has_hub = (shape.root.tree / HUB.strip("/")).is_dir()
-        return oci_config(shape, group_limits(shape.limits), has_hub=has_hub, has_card=self.has_card)
+        return oci_config(shape, group_limits(shape.limits), has_hub=has_hub, has_card=has_card)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""
@@ -159,16 +163,8 @@ class Runsc:
         return (*flags(program, disk_bytes), "create", *_BUNDLE, ref)
 
     def engine(self, program: Program) -> Engine:
-        """Return the engine that uses the control socket if Sandlot was tested with this release of runsc, otherwise the one for the command line.
-
-        Raises:
-            UnsupportedError: Sandboxes have a card, which only the control socket can create.
-        """
-        if program.has_control:
-            return ControlEngine(has_card=self.has_card)
-        if self.has_card:
-            raise UnsupportedError(f"runsc {program.version} cannot give sandboxes a network card.", hint="Install a tested release of runsc.")
-        return CliEngine(flags)
+        """Return the engine that uses the control socket if Sandlot was tested with this release of runsc, otherwise the one for the command line."""
+        return ControlEngine() if program.has_control else CliEngine(flags)
 
     def after_start(self, started: Started) -> None:
         """Give gVisor's kernel the highest out-of-memory score, so that the host kills it first (``plan.py``). runsc's command line does the same."""

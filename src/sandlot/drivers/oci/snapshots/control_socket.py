@@ -44,9 +44,7 @@ _LOOPBACK = {
         {"Destination": {"IP": "::1", "Mask": base64.b64encode(bytes((255,)) * 16).decode()}},
     ],
 }
-"""Network configuration with only the loopback device. runsc's command line sends the same configuration before it starts or restores a sandbox."""
-
-
+"""The loopback device, as runsc's command line configures it before it starts or restores a sandbox."""
 _CARD = {
     "Name": "eth0",
     "Addresses": [{"Address": NETWORK_ADDRESS, "PrefixLen": 32}],
@@ -57,20 +55,10 @@ card must exist before a restore: gVisor's kernel panics if it restores a connec
 
 
 class ControlEngine:
-    """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket.
-
-    Args:
-        has_card: True to give each sandbox a network card, and a NAT table that redirects its connections to the guest.
-    """
-
-    def __init__(self, *, has_card: bool = False) -> None:
-        self._has_card = has_card
+    """The :class:`~sandlot.drivers.oci.runtime.Engine` that uses the control socket."""
 
     async def set_up(self, running: RunningOciRuntime) -> None:
-        """Create the loopback device of the sandbox, and its network card."""
-        if not self._has_card:
-            await call(running, "Network.CreateLinksAndRoutes", {"LoopbackLinks": [_LOOPBACK]})
-            return
+        """Create the loopback device of the sandbox, its network card, and a NAT table that redirects its connections to the guest."""
         table = os.memfd_create("nat")
         try:
             os.pwrite(table, nat_table(), 0)

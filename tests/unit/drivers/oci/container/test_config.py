@@ -10,6 +10,7 @@ from sandlot.drivers.oci.container.config import oci_config
 from sandlot.link.payload import GUEST_ARGV
 from sandlot.model.ids import SandboxId
 from sandlot.model.specs import MIB, Limits, RootFs, SandboxSpec, Shape
+from sandlot.protocol.schema import NETWORK_ARGUMENT
 
 LIMITS = Limits(cpus=0.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 SHAPE = Shape(RootFs("x", Path("/cache/tree")), LIMITS)
@@ -17,8 +18,15 @@ SPEC = SandboxSpec(id=SandboxId("sb-ab27-aaaaaaaaaaaaaaaa"), env={"SECRET": "of 
 
 
 def config() -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, SPEC, 0x70010000, 65536)))
+    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, SPEC, 0x70010000, 65536, has_card=False)))
     return made
+
+
+def test_guest_of_a_sandbox_with_a_card_is_told_so() -> None:
+    with_card = oci_config(SHAPE, SPEC, 0x70010000, 65536, has_card=True)
+    assert with_card["process"]["args"] == [*GUEST_ARGV, NETWORK_ARGUMENT]
+    with_card["process"]["args"].pop()
+    assert json.loads(json.dumps(with_card)) == config(), "no capability and no namespace differs"
 
 
 def test_guest_is_process_1_with_a_minimal_environment() -> None:
@@ -54,10 +62,10 @@ def test_capabilities_that_open_the_kernel_are_omitted() -> None:
         assert f"CAP_{refused}" not in held
 
 
-def test_sandbox_has_its_own_namespace_of_every_kind() -> None:
+def test_sandbox_has_its_own_namespaces_and_the_network_of_its_stage() -> None:
     linux = config()["linux"]
     assert linux["namespaces"][0] == {"type": "user", "path": "/run/sandlot/ids"}
-    assert linux["namespaces"][1:] == [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")]
+    assert linux["namespaces"][1:] == [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "cgroup")]
     assert linux["uidMappings"] == linux["gidMappings"] == [{"containerID": 0, "hostID": 0x70010000, "size": 65536}]
     assert "cgroupsPath" not in linux
     assert "resources" not in linux

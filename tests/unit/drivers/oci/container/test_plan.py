@@ -10,6 +10,7 @@ import pytest
 from sandlot.drivers.oci.container.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
+from sandlot.host.nat_table import nat_table
 from sandlot.model.errors import InternalError
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 from sandlot.protocol.schema import most_pids
@@ -19,7 +20,15 @@ FOLDER = SandboxFolder(Path("/data/sandboxes/ab27-aaaaaaaaaaaaaaaa"))
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 BOOT_ID = "5d3a0f6e-1f5e-4a4b-8f1c-0a5f7c0d9b11"
 PLACE = RuntimePlanInputs(
-    SHAPE, Program("crun", Path("/usr/bin/crun"), "00", "x"), FOLDER, DOORS, has_image=True, has_tmp=True, first_id=0x70000000, boot_id=BOOT_ID
+    SHAPE,
+    Program("crun", Path("/usr/bin/crun"), "00", "x"),
+    FOLDER,
+    DOORS,
+    has_image=True,
+    has_tmp=True,
+    first_id=0x70000000,
+    boot_id=BOOT_ID,
+    has_card=True,
 )
 
 
@@ -70,3 +79,11 @@ def test_host_limits_processes_of_a_container() -> None:
 def test_guest_notices_too_many_processes_before_the_host_refuses_one(pids: int) -> None:
     """With the guest and its keeper, which it does not count."""
     assert group_limits(replace(SHAPE.limits, pids=pids)).pids > most_pids(pids) + 2
+
+
+@pytest.mark.parametrize("has_card", [True, False])
+def test_network_namespace_has_a_card_only_where_the_host_can_create_one(has_card: bool) -> None:  # noqa: FBT001
+    plan = stage_plan(replace(PLACE, has_card=has_card))
+    names = [operation[0] for operation in plan]
+    assert names.index("private_network") > names.index("join"), "the group counts the namespace"
+    assert [operation[1:] for operation in plan if operation[0] == "card"] == [("eth0", "192.0.2.2", nat_table())] * has_card

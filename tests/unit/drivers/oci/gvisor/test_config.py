@@ -17,7 +17,7 @@ SHAPE = Shape(RootFs("x", Path("/cache/tree")), LIMITS)
 
 
 def config(*, has_hub: bool = True) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, group_limits(LIMITS), has_hub=has_hub)))
+    made: dict[str, Any] = json.loads(json.dumps(oci_config(SHAPE, group_limits(LIMITS), has_hub=has_hub, has_card=False)))
     return made
 
 

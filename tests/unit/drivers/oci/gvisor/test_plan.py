@@ -20,7 +20,9 @@ DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgrou
 
 
 def plan(*, program: Program = PROGRAM, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(RuntimePlanInputs(SHAPE, program, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id=""))
+    return stage_plan(
+        RuntimePlanInputs(SHAPE, program, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id="", has_card=True)
+    )
 
 
 def test_control_group_is_entered_before_anything_is_created() -> None:
