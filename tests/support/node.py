@@ -19,7 +19,7 @@ from sandlot.core.pools import ownership
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.ports import PackageIndex, ResolvedTemplate, VolumeDisks
+from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, VolumeDisks
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
@@ -36,6 +36,7 @@ from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStore
 from tests.support.clock import ManualClock
+from tests.support.gateway import RecordingGateway
 from tests.support.pools import live_pools
 
 SPIN_LIMIT = 20_000
@@ -332,6 +333,7 @@ async def open_node(
     keep_sandboxes: bool = False,
     memory_bytes: int | None = None,
     packages: PackageIndex | None = None,
+    gateway: NetworkGateway | None = None,
     **settings: Any,  # noqa: ANN401 - fields of Settings
 ) -> AsyncIterator[MemoryNode]:
     """Run a service on a state.
@@ -341,6 +343,7 @@ async def open_node(
         keep_sandboxes: Whether its sandboxes live on when it stops.
         memory_bytes: Memory of the host; None is endless.
         packages: Package indexes; None is none.
+        gateway: Network gateway; None is one that records policies and connects to nothing.
         settings: Fields of ``Settings``.
     """
     if memory_bytes is not None:
@@ -356,6 +359,7 @@ async def open_node(
             clock=state.clock,
             read_host=lambda: state.host,
             packages=packages or NoPackages(),
+            gateway=gateway or RecordingGateway(),
             store=store,
             blobs=MemoryBlobs(state.database),
             keep=keep_sandboxes,

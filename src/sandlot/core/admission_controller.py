@@ -35,7 +35,7 @@ from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import InternalError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import SandboxId
-from sandlot.model.network import NetworkPolicy
+from sandlot.model.network import NetworkPolicy, NetworkUpTo
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
@@ -289,6 +289,12 @@ class AdmissionController:
             yield
         finally:
             self._hibernating.discard(sandbox.id)
+
+    async def resolve_network(self, sandbox: Sandbox, principal: Principal, requested: NetworkPolicy | NetworkUpTo) -> NetworkPolicy:
+        """Return the network policy that an update of a sandbox requests. For errors see :func:`sandlot.core.admission.resolve_network`."""
+        capabilities = await self._drivers.capabilities(sandbox.spec.isolation)
+        policy = admission.resolve_network(requested, self._policy.network, principal, capabilities)
+        return replace(policy, generation=sandbox.spec.network.generation + 1)
 
     def check_update(self, sandbox: Sandbox, principal: Principal, timeout_s: float | None, limits: LimitsChange) -> None:
         """Refuse an update that the caller's quota does not allow.

@@ -32,7 +32,7 @@ from sandlot.core.lifecycle.idle import IdleMonitor
 from sandlot.core.lifecycle.mounts import mount_step
 from sandlot.core.lifecycle.start import StartSource, template_strategies
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies, SandboxSupervisor
-from sandlot.core.lifecycle.update import update, used
+from sandlot.core.lifecycle.update import approve, update, used
 from sandlot.core.operations import Operation
 from sandlot.core.registry import MAX_REMEMBERED, SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
@@ -40,6 +40,7 @@ from sandlot.core.resources.reservations import Purpose
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, SandboxEndedError, UnavailableError
+from sandlot.model.network_activity import NetworkRefusal
 from sandlot.model.ports import KILLED_BY_REQUEST, Exit, ExitReason, Resources
 from sandlot.model.records import SandboxRecord
 from sandlot.model.sandboxes import SAME, CreateSandboxParams, SandboxUsage, UpdateSandboxParams
@@ -261,9 +262,13 @@ class SandboxManager:
             sandbox.check_live()
             return await self._submit(sandbox, functools.partial(update, principal=principal, params=params), held)
 
+    async def approve(self, principal: Principal, id_: str, refusal: NetworkRefusal) -> Sandbox:
+        """Allow the destination of a refusal in the network policy of a sandbox. For errors see :func:`sandlot.core.lifecycle.update.approve`."""
+        return await self._submit(self._registry.find(id_, principal), functools.partial(approve, principal=principal, refusal=refusal))
+
     async def usage(self, principal: Principal, id_: str) -> SandboxUsage:
         """Return the resources that a sandbox has used, and its limits."""
-        return await used(self._registry.find(id_, principal))
+        return await used(self._registry.find(id_, principal), self._lifecycle.guest_services.network)
 
     async def pause(self, principal: Principal, id_: str) -> Sandbox:
         """Freeze a sandbox. Does nothing if the sandbox is suspended already.

@@ -16,6 +16,7 @@ from sandlot.core.files.watch import WatchService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
 from sandlot.core.keys import KeyService
+from sandlot.core.network import NetworkService
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.resources.templates import Templates
@@ -53,6 +54,7 @@ class Node:
     watches: WatchService
     file_store: FileStore
     tunnels: TunnelService
+    network: NetworkService
     history: HistoryService
     webhooks: WebhookManager
     snapshots: SnapshotManager

@@ -60,6 +60,7 @@ class ErrorCode(StrEnum):
     WEBHOOK_NOT_FOUND = "webhook_not_found"
     KEY_NOT_FOUND = "key_not_found"
     WATCHER_NOT_FOUND = "watcher_not_found"
+    REFUSAL_NOT_FOUND = "refusal_not_found"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
@@ -111,6 +112,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.WEBHOOK_NOT_FOUND: (404, False),
         ErrorCode.KEY_NOT_FOUND: (404, False),
         ErrorCode.WATCHER_NOT_FOUND: (404, False),
+        ErrorCode.REFUSAL_NOT_FOUND: (404, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
@@ -162,6 +164,7 @@ FAULTS: Mapping[ErrorCode, Fault] = MappingProxyType(
         ErrorCode.WEBHOOK_NOT_FOUND: Fault.REQUEST,
         ErrorCode.KEY_NOT_FOUND: Fault.REQUEST,
         ErrorCode.WATCHER_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.REFUSAL_NOT_FOUND: Fault.REQUEST,
         ErrorCode.UNSUPPORTED: Fault.REQUEST,
         ErrorCode.HOST_NOT_READY: Fault.PLATFORM,
         ErrorCode.BUSY: Fault.CAPACITY,
@@ -325,6 +328,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.WEBHOOK_NOT_FOUND: NotFoundError,
         ErrorCode.KEY_NOT_FOUND: NotFoundError,
         ErrorCode.WATCHER_NOT_FOUND: NotFoundError,
+        ErrorCode.REFUSAL_NOT_FOUND: NotFoundError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,

@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+from sandlot.model.network import NetworkPolicy
+
 MAX_RECORDS: Final = 500
 """Maximum number of refusals, and of destinations, that are kept for each sandbox."""
 
@@ -93,3 +95,11 @@ class NetworkActivity:
     sent_bytes: int = 0
     received_bytes: int = 0
     open_connections: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkStatus:
+    """Network policy of a sandbox, and what its programs have done under this policy and earlier ones."""
+
+    policy: NetworkPolicy
+    activity: NetworkActivity

@@ -294,11 +294,15 @@ class SandboxUsage:
     Args:
         pids: Number of processes and threads that count against the process limit, measured by the guest. None: the sandbox is suspended, or the
             guest did not respond in time.
+        network_sent_bytes: Bytes that programs have sent to other hosts. Counted from 0 again after a restart of the service.
+        network_received_bytes: Bytes that programs have received from other hosts.
     """
 
     usage: Usage
     pids: int | None
     limits: Limits
+    network_sent_bytes: int = 0
+    network_received_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,7 @@ class UpdateSandboxParams:
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True to resume the suspended sandbox when a request needs it.
         name: New name, unique among the live sandboxes of the owner.
+        network: Network policy that replaces the present one as a whole. Its generation is ignored.
     """
 
     timeout_s: float | None = None
@@ -323,6 +328,7 @@ class UpdateSandboxParams:
     on_timeout: OnTimeout | None = None
     auto_resume: bool | None = None
     name: str | None = None
+    network: NetworkPolicy | NetworkUpTo | None = None
 
     def __post_init__(self) -> None:
         """Check that the values are within their bounds and do not contradict each other.
@@ -349,6 +355,7 @@ class UpdateSandboxParams:
             "on_timeout": self.on_timeout is not None,
             "auto_resume": self.auto_resume is not None,
             "name": self.name is not None,
+            "network": self.network is not None,
         }
         return [name for name, is_given in given.items() if is_given]
 

@@ -27,6 +27,7 @@ from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.execution import Executions
 from sandlot.core.execution.guest_services import GuestServices
+from sandlot.core.execution.network_access import NetworkAccess
 from sandlot.core.execution.package_access import PackageAccess
 from sandlot.core.execution.packages import PackageInstaller
 from sandlot.core.execution.processes import ProcessService
@@ -44,6 +45,7 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.mounts import MountManager
 from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
+from sandlot.core.network import NetworkService
 from sandlot.core.node import Node
 from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.config_file import PoolConfigFile
@@ -55,7 +57,7 @@ from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
-from sandlot.core.ports import Clock, PackageIndex, SystemClock, TemplateStore
+from sandlot.core.ports import Clock, NetworkGateway, PackageIndex, SystemClock, TemplateStore
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
@@ -165,6 +167,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
     clock: Clock | None = None,
     read_host: Callable[[], HostReading] | None = None,
     packages: PackageIndex | None = None,
+    gateway: NetworkGateway | None = None,
     store: Store | None = None,
     blobs: Blobs | None = None,
     keep: bool = False,
@@ -178,6 +181,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         clock: Clock of the service. None: the clock of the machine.
         read_host: Function that reads the host's resources. None: the resources of this machine.
         packages: Package indexes. None: a cache of the indexes for which the machine is configured.
+        gateway: Network gateway. None: sandboxes reach no other hosts.
         store: Repositories; the caller opens and closes them. None: the database of the settings.
         blobs: Contents of stored files. None: the folder of the settings.
         keep: Leave the sandboxes running for the next service when this service stops. False: the sandboxes are removed.
@@ -241,7 +245,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         memory_images = MemoryImages(settings.saved)
 
         # Executions
-        package_access = PackageAccess(packages)
+        network_access = NetworkAccess(gateway, events, clock)
+        package_access = PackageAccess(packages, network_access)
         executions = Executions(execution_log, counter, package_access)
         stdin = StdinManager()
         processes = ProcessService(registry, stdin, executions, clock)
@@ -314,7 +319,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             volumes=volumes,
             volume_mounter=volume_mounter,
             memory_images=memory_images,
-            guest_services=GuestServices(package_access),
+            guest_services=GuestServices(package_access, network_access),
             clock=clock,
             policy=policy,
             start_slots=start_slots,
@@ -398,6 +403,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             watches=WatchService(registry),
             file_store=file_store,
             tunnels=TunnelService(registry),
+            network=NetworkService(registry, manager, network_access),
             buffers=buffers,
             templates=template_set,
             volumes=volumes,

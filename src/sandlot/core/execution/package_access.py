@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sandlot.core.execution.network_access import NetworkAccess
 from sandlot.core.ports import PackageIndex
 from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.services import GuestService, GuestStream
@@ -30,8 +31,9 @@ class _PackageService:
 class PackageAccess:
     """Decides which sandboxes may read the package indexes. ``index`` is None if the service has none."""
 
-    def __init__(self, index: PackageIndex | None) -> None:
+    def __init__(self, index: PackageIndex | None, network: NetworkAccess) -> None:
         self._index = index
+        self._network = network
         self._installs: SandboxLocal[set[ProcessId]] = SandboxLocal(lambda _: set())
 
     def service(self, sandbox: Sandbox) -> GuestService | None:
@@ -40,7 +42,7 @@ class PackageAccess:
 
     def is_open(self, sandbox: Sandbox) -> bool:
         """Return True if processes of a sandbox may read the package indexes now."""
-        return sandbox.spec.network.reaches_packages or bool(self._installs.get(sandbox))
+        return self._network.policy(sandbox).reaches_packages or bool(self._installs.get(sandbox))
 
     def open(self, sandbox: Sandbox, install: ProcessId) -> None:
         """Allow a sandbox to read the package indexes until :meth:`close` is called for the same installation."""

@@ -403,6 +403,7 @@ class SandboxSupervisor:
         Args:
             disk_bytes: Size of the image in bytes. It counts until the host shows its space as used.
         """
+        self.dependencies.guest_services.network.close(self.sandbox)
         allocation, self.sandbox.allocation = self.sandbox.allocation, None
         if self._hibernation is None:
             amount = Resources(memory_bytes=0, disk_bytes=disk_bytes, pids=0)

@@ -1,4 +1,4 @@
-"""Update a sandbox: change its deadline, idle timeout, metadata, name and limits. Measure the resources that a sandbox has used.
+"""Update a sandbox: change its deadline, idle timeout, metadata, name, limits and network policy. Measure the resources that a sandbox has used.
 
 Invariants:
 - An update is one operation of the sandbox's supervisor. It makes all its changes or none, and is recorded before the response.
@@ -16,6 +16,7 @@ Invariants:
   respond, no memory is added.
 - A change that fails half-way is undone, unless the end of the sandbox is requested. Resources that cannot be withdrawn, such as memory in use,
   remain in the sandbox's limits and reservation. Clients therefore always see the limits that are in force: those of ``Instance.limits``.
+- A new network policy is in force only after the update was recorded, and at once then. It replaces the old policy as a whole.
 - Numbers that a guest reports are bounded and affect only its own sandbox.
 """
 
@@ -31,12 +32,16 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from sandlot.core.execution.network_access import NetworkAccess
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, guest_deadline_s
 from sandlot.core.resources.drivers import driver_step
 from sandlot.core.resources.reservations import grown_amounts, largest_limits
 from sandlot.core.sandbox import Sandbox
+from sandlot.egress.policy import approvals
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
+from sandlot.model.network import NetworkPolicy
+from sandlot.model.network_activity import NetworkRefusal
 from sandlot.model.ports import Capabilities, Change, Usage
 from sandlot.model.sandboxes import RESERVED_PREFIX, LimitsChange, UpdateSandboxParams, check_reserved_names
 from sandlot.model.sandboxes import SandboxUsage as Used
@@ -71,20 +76,20 @@ def check_able(change: LimitsChange, limits: Limits, can: Capabilities) -> None:
             )
 
 
-async def used(sandbox: Sandbox) -> Used:
+async def used(sandbox: Sandbox, network: NetworkAccess) -> Used:
     """Return the resources that a sandbox has used until now, and its limits. A suspended sandbox is not resumed."""
     await sandbox.recovered.wait()
     if sandbox.state is State.HIBERNATED:  # a hibernated sandbox uses nothing, and is not woken
-        return Used(_NOTHING, None, sandbox.spec.limits)
+        return Used(_NOTHING, None, sandbox.spec.limits, *network.transferred_bytes(sandbox))
     if sandbox.state is State.PAUSED:
-        return Used(await sandbox.require_instance().usage(), None, sandbox.spec.limits)
+        return Used(await sandbox.require_instance().usage(), None, sandbox.spec.limits, *network.transferred_bytes(sandbox))
     async with sandbox.connection() as link:
         usage = await sandbox.require_instance().usage()
         pids: int | None = None
         with contextlib.suppress(TimeoutError, SandlotError):
             async with asyncio.timeout(COUNT_TIMEOUT_S):
                 pids = (await link.info()).tasks
-    return Used(usage, pids, sandbox.spec.limits)
+    return Used(usage, pids, sandbox.spec.limits, *network.transferred_bytes(sandbox))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,8 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
     if params.timeout_s is not None:
         replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
     check_reserved_names(params.metadata or {}, sandbox.metadata)
+    if params.network is not None:
+        params = replace(params, network=await dependencies.admission.resolve_network(sandbox, principal, params.network))
     if params.limits == LimitsChange():
         _check_quota(supervisor, principal, params)
         if sandbox.state in SUSPENDED:
@@ -174,6 +181,20 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
         await _move_deadline_and_record(supervisor, params, undo)
     if to != now:
         _log.info("sandbox.limits_changed", sandbox=sandbox.id, cpus=to.cpus, memory_bytes=to.memory_bytes, pids=to.pids)
+
+
+async def approve(supervisor: SandboxSupervisor, *, principal: Principal, refusal: NetworkRefusal) -> None:
+    """Allow the destination of a refusal in the network policy of a sandbox. This is an operation (:mod:`sandlot.core.operations`).
+
+    Args:
+        supervisor: Supervisor of the sandbox. A suspended sandbox is not resumed.
+        principal: Caller. The operator and the quota of this principal must allow the policy.
+        refusal: The refusal.
+    """
+    policy = supervisor.sandbox.spec.network
+    extended = approvals.approve(policy, refusal)
+    if extended != policy:
+        await update(supervisor, principal=principal, params=UpdateSandboxParams(network=extended))
 
 
 def _check_quota(supervisor: SandboxSupervisor, principal: Principal, params: UpdateSandboxParams) -> None:
@@ -297,8 +318,10 @@ async def _record(supervisor: SandboxSupervisor, params: UpdateSandboxParams) ->
         await supervisor.dependencies.recorder.save_update(sandbox, *params.names())
     except BaseException:
         sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
-        sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume)
+        sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume, network=spec.network)
         raise
+    if params.network is not None:
+        supervisor.dependencies.guest_services.network.apply(sandbox)
 
 
 def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
@@ -309,6 +332,7 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
         timeout_s=params.timeout_s if params.moves_deadline else spec.timeout_s,
         on_timeout=spec.on_timeout if params.on_timeout is None else params.on_timeout,
         auto_resume=spec.auto_resume if params.auto_resume is None else params.auto_resume,
+        network=params.network if isinstance(params.network, NetworkPolicy) else spec.network,
     )
     if params.metadata is not None:
         sandbox.metadata = {
