@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -88,3 +89,14 @@ def test_lowered_limits_hold(sandbox: Sandbox) -> None:
     assert forks.error.name == "BlockingIOError"
     assert 0 < int(sandbox.run_code("print(len(family))").stdout) <= 64
     assert sandbox.run_code(SHRINK).error is None
+
+
+def test_programs_see_the_processors_of_the_limit_in_gvisor_and_those_of_the_host_in_containers(sandbox: Sandbox, isolation: str) -> None:
+    count = "import os, subprocess; print(len(os.sched_getaffinity(0)), subprocess.check_output('nproc', text=True), end='')"
+    host = os.cpu_count() or 1
+    for cpus, processors in ((0.5, 1), (1.5, min(2, host))):
+        sandbox.update(cpus=cpus)
+
+        expected = processors if isolation == "gvisor" else host
+        assert sandbox.run_code(count).stdout == f"{expected} {expected}\n"
+        assert sandbox.commands.run("nproc").stdout == f"{expected}\n"

@@ -110,4 +110,7 @@ async def house(folder: Path, template: str) -> AsyncIterator[House]:
 
 
 async def wake(inside: Inside, identity: str, **env: str) -> None:
-    await inside.link.wake(identity=identity, hostname=identity, env=env, pids=PIDS, deadline_s=600, memory_bytes=LIMITS.memory_bytes)
+    """Wake a sandbox of the isolation gvisor."""
+    await inside.link.wake(
+        identity=identity, hostname=identity, env=env, pids=PIDS, deadline_s=600, memory_bytes=LIMITS.memory_bytes, processors=LIMITS.processors
+    )

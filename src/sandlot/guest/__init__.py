@@ -25,6 +25,7 @@ Constraints of gVisor and of checkpoints, and the files that deal with them:
   the host sends nothing to the guest while a checkpoint is taken.
 - The state of the NAT table is not in a checkpoint: connections to other hosts are reset before. ``net/capture.py``.
 - PID 1 is not protected from signals, and a core size limit of 0 does not prevent a core handler from running. ``main.py``.
+- A sandbox has at least two processors, and does not enforce affinities. ``process/affinity.py``.
 - RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
 - open(2) with ``O_DIRECTORY | O_NOFOLLOW`` follows a symbolic link. ``fs/paths.py`` (``open_folder``).

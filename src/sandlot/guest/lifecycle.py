@@ -8,8 +8,8 @@ Invariants:
 - If a wake has another id, this sandbox is a copy. The guest forgets finished calls, processes and cells. Queued cells do not run,
   because their clients wait for the original sandbox. Running processes and cells belong to the copy and continue.
 - Steps of a wake, in this order: start the clock; in a copy, forget finished calls, processes and cells; set the host name,
-  the environment and the entropy; set the process limit; open the network; set the deadline; mark the guest as awake; set the memory limit and wake
-  the kernels; run the wake scripts. The first wake runs no wake scripts.
+  the environment and the entropy; set the process limit and the number of processors; open the network; set the deadline; mark the
+  guest as awake; set the memory limit and wake the kernels; run the wake scripts. The first wake runs no wake scripts.
 - Connections to other hosts are reset when a checkpoint begins and when the guest is quiesced. None is open in an image.
 - The guest ends by itself when its deadline passes, even if no service is running.
 """
@@ -22,6 +22,7 @@ from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels.languages import find_python, modified_times
 from sandlot.guest.loop import log
 from sandlot.guest.process.accounts import lookup_account
+from sandlot.guest.process.affinity import ShownProcessors
 from sandlot.guest.process.procfs import count_tasks, cpu_s, live_processes
 from sandlot.protocol.connection import GENERATION
 from sandlot.protocol.fast_imports import socket
@@ -72,6 +73,7 @@ class GuestLifecycle:
         "_oom",
         "_pid_limit",
         "_processes",
+        "_processors",
         "_python",
         "_router",
         "_rpc",
@@ -104,6 +106,7 @@ class GuestLifecycle:
         self._kernels = kernels
         self._oom = oom
         self._wake_scripts = wake_scripts
+        self._processors = ShownProcessors()
         self._deadline: Timer | None = None
         self._python = PythonFinder(identity)
 
@@ -120,6 +123,7 @@ class GuestLifecycle:
         _set_hostname(args["hostname"])
         self._identity.become(args["identity"], args["env"], args["workspace"], args["entropy"])
         self._pid_limit.set(args["pids"])
+        self._processors.show(args["processors"])
         _make_tmp()
         self._network.on_wake(is_first=not earlier_id)
         self._arm_deadline(args["deadline_s"])
@@ -164,10 +168,11 @@ class GuestLifecycle:
         call.result()
 
     def set_limits(self, call: Call) -> None:
-        """Handle ``guest.limit``: change the process limit, and the memory limit if the call has one."""
+        """Handle ``guest.limit``: change the process limit, and the memory limit and the number of processors if the call has them."""
         self._pid_limit.change(call.args["pids"])
         if call.args["memory_bytes"] is not None:
             self._oom.change_limit(call.args["memory_bytes"])
+        self._processors.show(call.args["processors"])
         call.result()
 
     def info(self, call: Call) -> None:

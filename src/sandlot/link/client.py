@@ -111,6 +111,7 @@ class Link:
         deadline_s: float | None,
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
+        processors: int | None = None,
     ) -> str | None:
         """Wake a guest that is asleep after a boot, restore, fork or hibernation, and give the guest the identity of its sandbox.
 
@@ -125,6 +126,8 @@ class Link:
             workspace: Default working folder.
             memory_bytes: Memory limit of the sandbox in bytes; None if unknown. In gVisor, the guest kills the largest process
                 before the limit is reached, so that the host does not kill the whole sandbox.
+            processors: Number of processors that programs in the sandbox see, at least 1. If fewer exist, programs see these. None leaves the number
+                unchanged. Only for runtimes that do not enforce the affinity of processes.
 
         Returns:
             Path of the Python interpreter of the image; None if the image has no Python.
@@ -143,6 +146,7 @@ class Link:
             "clock_unix_ns": time.time_ns(),
             "pids": pids,
             "memory_bytes": memory_bytes,
+            "processors": processors,
             "deadline_s": deadline_s,
             "workspace": workspace,
         }
@@ -202,17 +206,18 @@ class Link:
         """
         await self._session.request("guest.deadline", {"deadline_s": seconds}, parse.nothing)
 
-    async def set_limits(self, *, pids: int, memory_bytes: int | None = None) -> None:
-        """Change the limits that the guest itself enforces.
+    async def set_limits(self, *, pids: int, memory_bytes: int | None = None, processors: int | None = None) -> None:
+        """Change the limits that the guest itself enforces, and the number of processors that it shows.
 
         Args:
             pids: Maximum number of processes and threads, including those that run already.
             memory_bytes: Memory limit in bytes; None keeps the present limit.
+            processors: Number of processors that programs see, as in :meth:`wake`; None keeps the present number.
 
         Raises:
             ConflictError: More than ``pids`` processes and threads run now. Nothing was changed.
         """
-        await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes}, parse.nothing)
+        await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes, "processors": processors}, parse.nothing)
 
     async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
         """Quiesce the guest, as described in :meth:`LinkSession.quiesce`. Wait at most ``timeout_s`` seconds."""

@@ -29,7 +29,11 @@ class DriverCapability(StrEnum):
     LIMIT_PIDS = "limit.pids"
     LIMIT_DISK = "limit.disk"
     SHOW_LIMITS = "limit.shown"
-    """Programs in a sandbox see the memory limit of the sandbox as the memory of the machine (MemTotal), not the memory of the host."""
+    """Programs in a sandbox see the memory limit of the sandbox as the memory of the machine (MemTotal), not the memory of the host.
+
+    The guest then also shows them the number of processors, by setting their affinity. The runtime must not enforce affinities, or give the sandbox
+    no more processors than this number.
+    """
     PAUSE = "pause"
     SNAPSHOT = "snapshot"
     CONFIGURE_MEMORY = "configure.memory"

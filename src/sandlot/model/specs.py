@@ -6,6 +6,7 @@ defaults are listed in SPECIFICATION.md.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,11 @@ class Limits:
         check_size("memory_bytes", self.memory_bytes, *MEMORY_RANGE_BYTES)
         check_size("disk_bytes", self.disk_bytes, *DISK_RANGE_BYTES)
         _bounded("pids", self.pids, MIN_PIDS, MAX_PIDS)
+
+    @property
+    def processors(self) -> int:
+        """Smallest whole number of processors with the time of ``cpus`` cores."""
+        return math.ceil(self.cpus)
 
 
 MAX_VOLUMES = 8

@@ -154,6 +154,9 @@ CALLS: dict[str, dict[str, Any]] = {
             # Memory limit of the sandbox in bytes; None if unknown. In gVisor, if programs come close to the limit, the guest kills the largest
             # process, because otherwise the host's kernel would kill the whole sandbox.
             "memory_bytes": "int?",
+            # Number of processors that programs see: the guest sets its affinity to the first so many, and every program inherits the affinity. None
+            # leaves the affinity unchanged. In gVisor, the affinity does not decide where a program runs.
+            "processors": "int?",
             "deadline_s": "float?",
             "workspace": "str",
         },
@@ -176,7 +179,8 @@ CALLS: dict[str, dict[str, Any]] = {
         },
     },
     # Fails with ``conflict`` if more processes and threads run than the new limit allows. memory_bytes: None leaves the memory limit unchanged.
-    "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?"}, "events": {}, "result": {}},
+    # processors: as in ``guest.wake``.
+    "guest.limit": {"args": {"pids": "int", "memory_bytes": "int?", "processors": "int?"}, "events": {}, "result": {}},
     # The host makes this call before and after a checkpoint of a running sandbox: with ``armed`` true before the checkpoint, and with ``armed`` false
     # after it. If the HELLO of a new connection arrives between the two calls, the guest may be a copy that was restored from the checkpoint.
     # The guest then falls asleep until ``guest.wake``.

@@ -45,6 +45,7 @@ async def open_sandbox(
                 pids=limits.pids,
                 deadline_s=600,
                 memory_bytes=limits.memory_bytes,
+                processors=limits.processors if isolation == "gvisor" else None,
             )
             yield Inside(instance, link)
         finally:

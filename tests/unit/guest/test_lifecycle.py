@@ -23,6 +23,7 @@ from sandlot.guest.lifecycle import GuestLifecycle
 from sandlot.guest.loop import Loop
 from sandlot.guest.net import network as network_module
 from sandlot.guest.net.network import GuestNetwork
+from sandlot.guest.process.affinity import ShownProcessors
 from sandlot.guest.process.children import ChildTable
 from sandlot.guest.process.manager import ProcessManager
 from sandlot.guest.process.pid_limit import PidLimit
@@ -62,6 +63,7 @@ class Machine:
             (ProcessManager, "forget_finished", "forget processes"),
             (KernelManager, "on_copied", "forget cells"),
             (PidLimit, "set", "limits"),
+            (ShownProcessors, "show", "processors"),
             (GuestNetwork, "suspend", "network off"),
             (GuestNetwork, "resume", "network on"),
             (WakeScripts, "start", "scripts"),
@@ -108,6 +110,7 @@ class Machine:
             "entropy": life.encode() * 64,
             "pids": 100,
             "memory_bytes": None,
+            "processors": 1,
             "deadline_s": None,
             "workspace": str(self._workspace),
         }
@@ -151,7 +154,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Machin
 def test_wake_of_the_same_sandbox_keeps_what_it_remembers(machine: Machine) -> None:
     machine.wake("sb-one")
 
-    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "network on", "kernels", "scripts"]
+    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "processors", "network on", "kernels", "scripts"]
 
 
 def test_copy_is_reset_before_its_environment_is_set(machine: Machine) -> None:
@@ -159,18 +162,30 @@ def test_copy_is_reset_before_its_environment_is_set(machine: Machine) -> None:
 
     steps = machine.wake("sb-copy")
 
-    assert steps == ["clock", "forget calls", "forget processes", "forget cells", "entropy", "boot id", "limits", "network on", "kernels", "scripts"]
+    assert steps == [
+        "clock",
+        "forget calls",
+        "forget processes",
+        "forget cells",
+        "entropy",
+        "boot id",
+        "limits",
+        "processors",
+        "network on",
+        "kernels",
+        "scripts",
+    ]
 
 
 def test_first_wake_runs_no_wake_scripts(machine: Machine) -> None:
-    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "network on", "kernels"]
+    assert machine.wake("sb-one") == ["clock", "entropy", "limits", "processors", "network on", "kernels"]
 
 
 def test_kernels_are_woken_after_everything_that_they_depend_on(machine: Machine) -> None:
     for life in ("1", "2"):
         steps = machine.wake("sb-one", life)
 
-        assert steps.index("limits") < steps.index("kernels")
+        assert max(steps.index("limits"), steps.index("processors")) < steps.index("kernels")
         assert machine.at_kernels == {"life": life, "asleep": False, "armed": False, "entropy": life.encode() * 64}
 
 

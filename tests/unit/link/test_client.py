@@ -43,7 +43,7 @@ KERNEL = {"kernel": "k", "language": "bash", "cwd": "/tmp", "state": "idle", "ex
 
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
-    "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70, "memory_bytes": None}),
+    "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70, "memory_bytes": None, "processors": None}),
     "guest.checkpoint": (lambda link: link.checkpoint(armed=True), {}, None, {"armed": True}),
     "guest.warm": (lambda link: link.warm(lean=True), {}, None, {"lean": True}),
     "guest.shutdown": (lambda link: link.shutdown(), {}, None, {}),

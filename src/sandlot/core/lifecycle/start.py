@@ -342,6 +342,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
         env={**template.env, **sandbox.spec.env},
         pids=sandbox.spec.limits.pids,
         memory_bytes=sandbox.spec.limits.memory_bytes,
+        processors=await supervisor.dependencies.drivers.shown_processors(sandbox.spec.isolation, sandbox.spec.limits),
         deadline_s=guest_deadline_s(timeout_s),
         workspace=sandbox.spec.cwd,
     )
@@ -357,8 +358,10 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
         else:
             # Sent even if the sandbox has no deadline: an update that was interrupted, and never recorded, may have set a deadline in the guest.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
+            limits = sandbox.spec.limits
+            processors = await dependencies.drivers.shown_processors(sandbox.spec.isolation, limits)
             with suppress(ConflictError):  # more processes run than the guest's limit allows; the host's limit still holds
-                await link.set_limits(pids=sandbox.spec.limits.pids, memory_bytes=sandbox.spec.limits.memory_bytes)
+                await link.set_limits(pids=limits.pids, memory_bytes=limits.memory_bytes, processors=processors)
     except BaseException:
         await link.aclose()
         raise

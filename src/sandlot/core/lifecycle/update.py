@@ -94,7 +94,9 @@ async def used(sandbox: Sandbox, network: NetworkAccess) -> Used:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """Set the limits that the host enforces. The guest is then told a new memory limit, so that it can kill one large process in time.
+    """Set the limits that the host enforces, and tell the guest.
+
+    The guest needs a new memory limit to kill one large process in time, and a new number of processors to show it to programs.
 
     Args:
         guest_pids: Process limit that the guest enforces during the step.
@@ -278,9 +280,10 @@ async def _set_limits(supervisor: SandboxSupervisor, step: Step, guest_timeout_s
         return
     to = step.limits
     await driver_step("change the limits of", supervisor.sandbox.require_instance().configure(_driver_change(to)), CONFIGURE_TIMEOUT_S)
-    if to.memory_bytes != step.before.memory_bytes:
-        # Errors are ignored, because the host enforces the limit.
-        await _attempt(lambda: driver_step("answer", supervisor.link.set_limits(pids=step.guest_pids, memory_bytes=to.memory_bytes), guest_timeout_s))
+    if (to.memory_bytes, to.processors) != (step.before.memory_bytes, step.before.processors):
+        processors = await supervisor.dependencies.drivers.shown_processors(supervisor.sandbox.spec.isolation, to)
+        request = supervisor.link.set_limits(pids=step.guest_pids, memory_bytes=to.memory_bytes, processors=processors)
+        await _attempt(lambda: driver_step("answer", request, guest_timeout_s))  # errors are ignored, because the host enforces the limits
 
 
 def _driver_change(to: Limits) -> Change:

@@ -434,7 +434,7 @@ class PoolRefiller:
             reservation = self._reservations.reserve(Purpose.POOL, max_resources, reading)
             fill.allocation = allocation = Allocation(driver, reservation, self._clock, id_)
             try:
-                entry = await make(WarmSandboxFactory(self._clock, self._drivers.link_turns, spec, template), allocation, id_, snapshot)
+                entry = await make(WarmSandboxFactory(self._clock, self._drivers, spec, template), allocation, id_, snapshot)
             except BaseException:
                 self._remove(allocation)
                 raise

@@ -220,7 +220,7 @@ class TemplateSnapshotManager:
         if state.unusable_key == key:
             await asyncio.to_thread(self._cache.remove, key)
             state.unusable_key = ""
-        factory = WarmSandboxFactory(self._clock, self._drivers.link_turns, PoolSpec(spec.template, spec.isolation, spec.limits), template)
+        factory = WarmSandboxFactory(self._clock, self._drivers, PoolSpec(spec.template, spec.isolation, spec.limits), template)
         snapshot = await self._open(key, driver)
         while snapshot is None:
             lock = await take_in_thread(self._cache.lock, key, os.close)

@@ -19,10 +19,9 @@ from sandlot.core.pools.pool import PreparedPoolEntry, WarmSandbox
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import driver_step
+from sandlot.core.resources.drivers import Drivers, driver_step
 from sandlot.core.resources.start_steps import ExitedError
 from sandlot.link.client import Link
-from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -40,7 +39,7 @@ class WarmSandboxFactory:
     """Makes warm sandboxes of one spec."""
 
     clock: Clock
-    link_turns: LinkTurns
+    drivers: Drivers
     spec: PoolSpec
     template: ResolvedTemplate
 
@@ -118,6 +117,7 @@ class WarmSandboxFactory:
             env=self.template.env,
             pids=self.spec.limits.pids,
             memory_bytes=self.spec.limits.memory_bytes,
+            processors=await self.drivers.shown_processors(self.spec.isolation, self.spec.limits),
             deadline_s=None,
         )
         return python is not None
@@ -132,7 +132,7 @@ class WarmSandboxFactory:
 
     async def _connect(self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "") -> WarmSandbox:
         try:
-            allocation.link = await allocation.connect({}, self.link_turns)
+            allocation.link = await allocation.connect({}, self.drivers.link_turns)
         except ExitedError as error:
             raise _ended_early(error.exit) from None
         return WarmSandbox(id_, self.spec, self.template, allocation, self.clock.monotonic_s(), snapshot_key)

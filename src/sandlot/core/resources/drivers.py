@@ -17,6 +17,7 @@ import structlog
 from sandlot.link.turns import LinkTurns
 from sandlot.model.errors import ErrorCode, HostError, LimitError, TimeoutExceededError
 from sandlot.model.ports import Capabilities, Driver, DriverCapability
+from sandlot.model.specs import Limits
 
 STEP_TIMEOUT_S: Final = 60.0
 """Timeout in seconds of one step of a driver, and of the guest's first response. Measured duration: 0.05 to 0.5 s; several seconds on a busy host."""
@@ -60,6 +61,10 @@ class Drivers(Mapping[str, Driver]):
         if not found.can(DriverCapability.BOOT):
             self._probes.pop(isolation, None)
         return found
+
+    async def shown_processors(self, isolation: str, limits: Limits) -> int | None:
+        """Return the number of processors that programs of a sandbox see; None if they see the processors of the host."""
+        return limits.processors if (await self.capabilities(isolation)).can(DriverCapability.SHOW_LIMITS) else None
 
     async def capabilities_for(self, isolation: str, capability: DriverCapability) -> Capabilities:
         """Return the capabilities of a driver on this host. The driver is probed again if its last probe did not find ``capability``."""

@@ -198,6 +198,7 @@ class MemoryGuest:
         self.workspace = "/"
         self.pids = 0
         self.memory_bytes: int | None = None
+        self.processors: int | None = None
         self.delay_s = 0.0
         self.is_silent = False
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -457,7 +458,7 @@ class MemoryGuest:
             self.kernels.forget_past()
             self._began_s = self.timers.time_s()
         self.env, self.hostname, self.workspace = dict(args["env"]), args["hostname"], args["workspace"]
-        self.pids, self.memory_bytes = args["pids"], args["memory_bytes"]
+        self.pids, self.memory_bytes, self.processors = args["pids"], args["memory_bytes"], args["processors"]
         self.files.write("/etc/hostname", self.hostname.encode(), 0)
         try:
             missing = self._missing(self.workspace)
@@ -488,6 +489,7 @@ class MemoryGuest:
             raise RpcError("conflict", shown, "End some processes, then set the limit again.")
         self.pids = call.args["pids"]
         self.memory_bytes = call.args["memory_bytes"] or self.memory_bytes
+        self.processors = call.args["processors"] or self.processors
         call.result()
 
     def _checkpoint(self, call: Call) -> None:

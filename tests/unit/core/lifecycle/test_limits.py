@@ -185,10 +185,10 @@ async def test_process_limit_that_cannot_be_lowered_stays_and_all_other_limits_a
     assert sandbox.link is not None
     real = type(sandbox.link).set_limits
 
-    async def raise_only(link: Link, *, pids: int, memory_bytes: int | None = None) -> None:
+    async def raise_only(link: Link, *, pids: int, memory_bytes: int | None = None, processors: int | None = None) -> None:
         if pids < sandbox.spec.limits.pids + 100:
             raise ConflictError("more run", code=ErrorCode.CONFLICT)
-        await real(link, pids=pids, memory_bytes=memory_bytes)
+        await real(link, pids=pids, memory_bytes=memory_bytes, processors=processors)
 
     async def fail() -> None:
         raise InternalError("no deadline")
