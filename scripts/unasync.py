@@ -52,6 +52,7 @@ NAMES: Mapping[str, str] = {
     "AsyncPrograms": "Programs",
     "AsyncPty": "Pty",
     "AsyncSandbox": "Sandbox",
+    "AsyncSandboxNetwork": "SandboxNetwork",
     "AsyncSandboxes": "Sandboxes",
     "AsyncService": "Service",
     "AsyncSnapshots": "Snapshots",

@@ -15,6 +15,7 @@ from sandlot.cli import (
     images,
     keys,
     lifecycle,
+    network,
     packages,
     pools,
     processes,
@@ -85,6 +86,7 @@ app.command("ps")(processes.ps)
 app.command("logs")(processes.logs)
 app.add_typer(processes.process, name="process")
 app.command("ports")(processes.ports)
+app.add_typer(network.network, name="network")
 app.command("forward")(tunnels.forward)
 app.command("pause")(lifecycle.pause)
 app.command("resume")(lifecycle.resume)

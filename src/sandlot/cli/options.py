@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from sandlot.sdk import Client, Mount
+    from sandlot.sdk import Client, Mount, Network
 
 NEVER = "never"
 MAX_PORT = 65_535
@@ -151,6 +151,17 @@ def as_mounts(values: Iterable[VolumeMount] | None) -> dict[str, Mount] | None:
     return mounts or None
 
 
+def as_network(mode: str | None, allow: list[str] | None, deny: list[str] | None, *, packages: bool | None) -> Network | None:
+    """Return the options of a network policy as the SDK takes them; without a mode, rules are those of an allowlist."""
+    from sandlot.sdk import Network
+
+    if mode is None and not allow and not deny:
+        if packages is not None:
+            raise typer.BadParameter("It needs --network or --allow.", param_hint="--packages/--no-packages")
+        return None
+    return Network(mode or "allowlist", allow or (), deny or (), packages)
+
+
 # Shell completion: empty if no service answers.
 
 
@@ -210,6 +221,24 @@ Env = Annotated[
 Metadata = Annotated[
     list[KeyValue] | None,
     typer.Option("--metadata", "-m", metavar="KEY=VALUE", help="Metadata entry; repeat for more.", parser=parse_key_value),
+]
+NetworkMode = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        metavar="MODE",
+        help="Network mode: none, packages (package indexes only), allowlist (what --allow names) or internet. (default: packages; with --allow "
+        "or --deny: allowlist)",
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="RULE", help="Allow this destination, such as github.com, '*.example.com:443' or 192.0.2.0/24; repeat for more."),
+]
+Deny = Annotated[list[str] | None, typer.Option("--deny", metavar="RULE", help="Deny this destination, even if --allow names it; repeat for more.")]
+Packages = Annotated[
+    bool | None,
+    typer.Option("--packages/--no-packages", help="Read access to the package indexes with an allowlist or the internet. (default: --packages)"),
 ]
 TemplateName = Annotated[
     str | None,

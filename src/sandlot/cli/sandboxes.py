@@ -13,17 +13,22 @@ import typer
 from sandlot.cli.bulk import run_for_each
 from sandlot.cli.options import (
     NEVER,
+    Allow,
+    Deny,
     Env,
     JsonOutput,
     KeyValue,
     Limit,
     Metadata,
+    NetworkMode,
+    Packages,
     Quiet,
     SandboxId,
     TemplateName,
     VolumeMount,
     as_dict,
     as_mounts,
+    as_network,
     complete_sandboxes,
     complete_snapshots,
     parse_key_value,
@@ -75,9 +80,10 @@ def create(  # noqa: PLR0913 - each is an option
     ] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Maximum number of processes and threads. (default: 512)")] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="Driver that isolates the sandbox. (default: auto)")] = None,
-    network: Annotated[
-        str | None, typer.Option("--network", metavar="MODE", help="Network access: packages (package indexes only) or none. (default: packages)")
-    ] = None,
+    network: NetworkMode = None,
+    allow: Allow = None,
+    deny: Deny = None,
+    packages: Packages = None,
     file_ids: Annotated[
         list[str] | None,
         typer.Option("--file-id", metavar="ID", help="Copy this stored file into the working directory; repeat for more."),
@@ -113,7 +119,7 @@ def create(  # noqa: PLR0913 - each is an option
         "disk": disk,
         "pids": pids,
         "isolation": isolation,
-        "network": network,
+        "network": as_network(network, allow, deny, packages=packages),
         "file_ids": file_ids or None,
         "snapshot": snapshot,
         "on_timeout": on_timeout,
@@ -189,9 +195,15 @@ def update(  # noqa: PLR0913 - each is an option
         typer.Option("--disk", metavar="SIZE", help="Limit of written files; an error if the driver cannot change it.", parser=parse_size_bytes),
     ] = None,
     pids: Annotated[int | None, typer.Option("--pids", metavar="N", help="Maximum number of processes and threads.")] = None,
+    network: NetworkMode = None,
+    allow: Allow = None,
+    deny: Deny = None,
+    packages: Packages = None,
     json_output: JsonOutput = False,
 ) -> None:
-    """Change a sandbox's timeouts, name, metadata or limits; all changes apply, or none.
+    """Change a sandbox's timeouts, name, metadata, limits or network policy; all changes apply, or none.
+
+    --network, --allow and --deny replace the whole network policy.
 
     Prints the changed sandbox as `sandlot info` does.
     """
@@ -211,6 +223,7 @@ def update(  # noqa: PLR0913 - each is an option
         "memory": memory,
         "disk": disk,
         "pids": pids,
+        "network": as_network(network, allow, deny, packages=packages),
     }
     if all(value is None for value in changes.values()):
         raise typer.BadParameter("Nothing to change. Pass an option, such as --timeout.")
@@ -220,7 +233,7 @@ def update(  # noqa: PLR0913 - each is an option
 
 
 def usage(*, sandbox: SandboxId, json_output: JsonOutput = False) -> None:
-    """Show CPU time, memory, disk and processes used, with their limits."""
+    """Show CPU time, memory, disk, processes and network bytes used, with their limits."""
     from sandlot.sdk import Sandbox
 
     with query_client() as client:
@@ -236,6 +249,8 @@ def usage(*, sandbox: SandboxId, json_output: JsonOutput = False) -> None:
         ["disk", size(used.disk_bytes), size(limits.disk_bytes)],
         ["pids", "-" if used.pids is None else str(used.pids), str(limits.pids)],
         ["host tasks", str(used.host_tasks), "-"],
+        ["network sent", size(used.network_sent_bytes), "-"],
+        ["network received", size(used.network_received_bytes), "-"],
     ]
     table(["RESOURCE", "USED", "LIMIT"], rows)
 

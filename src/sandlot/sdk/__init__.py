@@ -36,6 +36,7 @@ from sandlot.sdk._async.executions import AsyncExecutions
 from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
 from sandlot.sdk._async.keys import AsyncKeys
+from sandlot.sdk._async.network import AsyncSandboxNetwork
 from sandlot.sdk._async.pools import AsyncPools
 from sandlot.sdk._async.programs import AsyncPrograms
 from sandlot.sdk._async.pty import AsyncPty, AsyncTerminal
@@ -57,6 +58,7 @@ from sandlot.sdk._sync.executions import Executions
 from sandlot.sdk._sync.file_store import FileStore
 from sandlot.sdk._sync.files import Files, FileStream
 from sandlot.sdk._sync.keys import Keys
+from sandlot.sdk._sync.network import SandboxNetwork
 from sandlot.sdk._sync.pools import Pools
 from sandlot.sdk._sync.programs import Programs
 from sandlot.sdk._sync.pty import Pty, Terminal
@@ -77,10 +79,11 @@ from sandlot.sdk.models.executions import ExecutionInfo, ExecutionStatus, LogEnt
 from sandlot.sdk.models.file_store import StoredFile
 from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey, QuotaUsage
+from sandlot.sdk.models.network import Network, NetworkDestination, NetworkInfo, NetworkRefusal
 from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
 from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
-from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, SandboxState, Usage
+from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, SandboxState, Usage
 from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
 from sandlot.sdk.models.templates import TemplateInfo
@@ -107,6 +110,7 @@ __all__ = [
     "AsyncPrograms",
     "AsyncPty",
     "AsyncSandbox",
+    "AsyncSandboxNetwork",
     "AsyncSandboxes",
     "AsyncService",
     "AsyncSnapshots",
@@ -166,7 +170,10 @@ __all__ = [
     "LogEntry",
     "Mount",
     "Network",
+    "NetworkDestination",
+    "NetworkInfo",
     "NetworkMode",
+    "NetworkRefusal",
     "NewKey",
     "NotFoundError",
     "OnTimeout",
@@ -189,6 +196,7 @@ __all__ = [
     "Sandbox",
     "SandboxEndedError",
     "SandboxInfo",
+    "SandboxNetwork",
     "SandboxState",
     "Sandboxes",
     "SandlotError",

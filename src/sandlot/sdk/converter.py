@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 from sandlot.model.errors import InternalError, SandlotError
 from sandlot.sdk.models.executions import LogEntry
 from sandlot.sdk.models.files import FileEvent
+from sandlot.sdk.models.network import Network
 from sandlot.sdk.models.processes import ProcessInfo
 from sandlot.sdk.models.programs import ProgramResult
 from sandlot.sdk.models.sandboxes import SandboxInfo
@@ -81,7 +82,14 @@ def _log_entry(raw: Json) -> Json:
     return {**raw, "omitted_bytes": raw.get("omitted_bytes", raw.get("lost_bytes", 0))}
 
 
-_PREPARED: Mapping[type, Callable[[Json], Json]] = {SandboxInfo: _flat_exit, FileEvent: _file_event, LogEntry: _log_entry}
+def _network(raw: Json) -> Json:
+    rules: dict[str, list[str]] = {"allow": [], "deny": []}
+    for entry in raw.get("entries", ()):
+        rules["allow" if entry["allow"] else "deny"].append(entry["rule"])
+    return {**raw, **rules}
+
+
+_PREPARED: Mapping[type, Callable[[Json], Json]] = {SandboxInfo: _flat_exit, FileEvent: _file_event, LogEntry: _log_entry, Network: _network}
 """Value -> function that gives an object of the API the fields of the value."""
 
 

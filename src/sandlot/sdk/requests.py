@@ -15,8 +15,8 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
 from sandlot.model.specs import DISK_RANGE_BYTES, KIB, MEMORY_RANGE_BYTES, check_size
+from sandlot.sdk.models.network import Network
 from sandlot.sdk.models.programs import ProgramOptions
-from sandlot.sdk.models.sandboxes import Network
 from sandlot.sdk.models.volumes import Mount
 
 PAGE_SIZE = 100
@@ -163,7 +163,7 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
     auto_resume: bool | None,
     limits: Mapping[str, Any],
     isolation: str | None,
-    network: Network | str | None,
+    network: Network | str | Iterable[str] | None,
     volumes: Mapping[str, str | Mount] | None,
     file_ids: Iterable[str] | None,
     cwd: str | None,
@@ -182,18 +182,23 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
         auto_resume=auto_resume,
         limits=dict(limits) or None,
         isolation=isolation,
-        network=None if network is None else {"mode": _network_mode(network)},
+        network=network_body(network),
         volumes=None if volumes is None else mounts_body(volumes),
         file_ids=None if file_ids is None else list(file_ids),
         cwd=cwd,
     )
 
 
-def _network_mode(network: Network | str | Iterable[str]) -> str:
-    """Return the mode of a policy. A list of hosts is a policy that the service refuses as not supported, with a hint."""
-    if isinstance(network, Network):
-        return network.mode
-    return network if isinstance(network, str) else NetworkMode.ALLOWLIST
+def network_body(network: Network | str | Iterable[str] | None) -> dict[str, Any] | None:
+    """Return a network policy for a request, given a policy, its mode, or the rules of an allowlist."""
+    if network is None:
+        return None
+    if isinstance(network, str):
+        return {"mode": network}
+    if not isinstance(network, Network):
+        return {"mode": str(NetworkMode.ALLOWLIST), "allow": list(network)}
+    rules = omit_none(allow=list(network.allow) or None, deny=list(network.deny) or None)
+    return {"mode": network.mode, **rules, **omit_none(packages=network.packages)}
 
 
 def sandboxes_query(*, state: str | Iterable[str] | None, metadata: Mapping[str, str] | None, ended: bool, name: str | None = None) -> dict[str, Any]:

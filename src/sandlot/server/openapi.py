@@ -47,6 +47,7 @@ TAGS: Mapping[str, str] = {
     "processes": "Commands and background processes.",
     "terminals": "Interactive terminals over WebSocket.",
     "tunnels": "Connections to ports inside sandboxes over WebSocket.",
+    "network": "Network policies of sandboxes, refusals and reached destinations.",
     "packages": "Installation of packages by pip, npm and apt.",
     "programs": "One-shot programs with output comparison.",
     "files": "Files and directories inside a sandbox.",

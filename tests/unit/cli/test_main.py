@@ -22,6 +22,7 @@ from tests.meta.tree import ROOT
 COMMANDS = {
     *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
     *("forward", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
+    *("network info", "network approve"),
     *("context ls", "context create", "context rm", "context restart", "context interrupt"),
     *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "fs watch"),
     *("snapshot create", "snapshot ls", "snapshot info", "snapshot rm"),

@@ -187,8 +187,8 @@ def test_network_and_volumes_are_text_or_values(service: Script, client: Client)
     for network in ("none", Network("none")):
         Sandbox.create(network=network, client=client)
         assert service.seen[-1].json() == {"network": {"mode": "none"}}
-    Sandbox.create(network=["github.com"], client=client)  # type: ignore[arg-type]
-    assert service.seen[-1].json() == {"network": {"mode": "allowlist"}}, "the service refuses the mode with a hint"
+    Sandbox.create(network=["github.com"], client=client)
+    assert service.seen[-1].json() == {"network": {"mode": "allowlist", "allow": ["github.com"]}}
     Sandbox.create(volumes={"/a": "sets", "/b": Mount("sets", read_only=True)}, client=client)
     assert service.seen[-1].json() == {"volumes": [{"volume": "sets", "path": "/a"}, {"volume": "sets", "path": "/b", "read_only": True}]}
 

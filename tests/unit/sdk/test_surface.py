@@ -18,7 +18,7 @@ from tests.unit.sdk.scripted import Script
 METHODS = {
     "Client": "close executions events file_store keys pools programs sandboxes service snapshots target templates transport volumes webhooks",
     "Sandbox": (
-        "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts info"
+        "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts network info"
         " get_info is_running usage set_timeout update pause resume hibernate promote snapshot create_snapshot fork fork_tree run_code stream_code"
         " connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs"
     ),
@@ -26,6 +26,7 @@ METHODS = {
     "Commands": "run list get connect kill restart send_stdin",
     "CommandHandle": "id pid stdout stderr stdout_offset stderr_offset result wait poll kill send_stdin close_stdin output",
     "CodeHandle": "id stdout stderr results result wait poll state interrupt",
+    "SandboxNetwork": "info approve",
     "Contexts": "create list get restart interrupt delete",
     "Files": ("read write write_many list stat realpath exists make_dir move rename remove upload download sign_url watch watchers"),
     "FileStream": "close",

@@ -24,6 +24,7 @@ from sandlot.sdk._sync.code import Callbacks, CodeHandle, finished_execution, ru
 from sandlot.sdk._sync.commands import Commands, deliver_output, deliver_remainders, finished_command, stream_cut_error
 from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
+from sandlot.sdk._sync.network import SandboxNetwork
 from sandlot.sdk._sync.pty import Pty
 from sandlot.sdk._sync.transport import wait_before_resuming
 from sandlot.sdk._sync.tunnels import PortForward, Tunnel, forward_port, open_tunnel
@@ -31,8 +32,9 @@ from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
 from sandlot.sdk.models.contexts import Context, context_id
 from sandlot.sdk.models.executions import LogEntry
+from sandlot.sdk.models.network import Network
 from sandlot.sdk.models.processes import CommandResult, Output
-from sandlot.sdk.models.sandboxes import ListeningPort, Network, SandboxInfo, Usage
+from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, Usage
 from sandlot.sdk.models.snapshots import ForkTree, SnapshotInfo
 from sandlot.sdk.models.volumes import Mount
 from sandlot.sdk.transcript import Transcript
@@ -75,6 +77,8 @@ class Sandbox:
         """Interactive terminals: :class:`Pty`."""
         self.contexts = Contexts(self._transport, info.id)
         """Code contexts, each with its own variables: :class:`Contexts`."""
+        self.network = SandboxNetwork(self._transport, info.id)
+        """Network activity: :class:`SandboxNetwork`."""
 
     @classmethod
     @backend.awaitable_context
@@ -96,7 +100,7 @@ class Sandbox:
         disk: int | str | None = None,
         pids: int | None = None,
         isolation: str | None = None,
-        network: Network | str | None = None,
+        network: Network | str | Iterable[str] | None = None,
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
         cwd: str | None = None,
@@ -123,7 +127,8 @@ class Sandbox:
             disk: Limit of written data, in the same forms. Default: 5 GiB.
             pids: Maximum number of processes and threads. Default: 512.
             isolation: Name of a driver, such as ``gvisor``, or ``auto``. Default: the service's.
-            network: ``"packages"`` (package indexes only, default) or ``"none"``; also as ``Network``.
+            network: ``Network``, its mode (``"none"``, ``"packages"``, ``"allowlist"`` or ``"internet"``), or the rules of an allowlist as a list.
+                Default: ``"packages"``, or the policy of the snapshot.
             volumes: Volumes by the absolute path at which they are mounted: the name or id of a volume, or a ``Mount``.
             file_ids: Ids of files of the file store to copy into the working directory.
             cwd: Absolute path of the working directory, in which programs start and relative paths begin; it is created if it does not exist.
@@ -137,6 +142,7 @@ class Sandbox:
             NotFoundError: The template, snapshot, volume or file does not exist.
             ConflictError: Another live sandbox of the caller has the name.
             InvalidRequestError: A value is out of range.
+            ForbiddenError: The operator or the key does not allow the isolation or the network mode.
             UnsupportedError: The service cannot enforce what was requested.
             LimitError: The quota of the API key is used up.
             UnavailableError: The service cannot be reached, or has no room for the sandbox now.
@@ -181,7 +187,7 @@ class Sandbox:
         disk: int | str | None = None,
         pids: int | None = None,
         isolation: str | None = None,
-        network: Network | str | None = None,
+        network: Network | str | Iterable[str] | None = None,
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
         cwd: str | None = None,
@@ -411,8 +417,9 @@ class Sandbox:
         memory: int | str | None = None,
         disk: int | str | None = None,
         pids: int | None = None,
+        network: Network | str | Iterable[str] | None = None,
     ) -> SandboxInfo:
-        """Change timeouts, name, metadata and limits: all given values, or none of them. Values that are not given stay.
+        """Change timeouts, name, metadata, limits and network policy: all given values, or none of them. Values that are not given stay.
 
         On ``gvisor``, programs inside still see the memory size and the number of CPUs of the start; the new limits hold nevertheless.
 
@@ -428,9 +435,11 @@ class Sandbox:
             memory: Memory limit in bytes, or as text such as ``"512M"``.
             disk: Limit of written data, in the same forms.
             pids: Maximum number of processes and threads.
+            network: Network policy, as for :meth:`create`; it replaces the present one as a whole. Connections that it does not allow are reset.
 
         Raises:
             InvalidRequestError: A value is out of range.
+            ForbiddenError: The operator or the key does not allow the network mode.
             ConflictError: The sandbox uses more than the new limit, or the name is taken.
             UnsupportedError: The driver cannot change this limit of a running sandbox.
             UnavailableError: The node does not have the resources now.
@@ -445,6 +454,7 @@ class Sandbox:
             name=name,
             metadata=None if metadata is None else dict(metadata),
             limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids) or None,
+            network=requests.network_body(network),
         )
         self._info = structure(SandboxInfo, self._transport.request("PATCH", self._path, body=body))
         return self._info

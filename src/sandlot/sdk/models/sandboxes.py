@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from sandlot.model.faults import Fault
 from sandlot.model.specs import Limits, OnTimeout
+from sandlot.sdk.models.network import Network
 from sandlot.sdk.models.values import short_repr
 from sandlot.sdk.models.volumes import Mount
 
@@ -27,17 +28,6 @@ class SandboxState(StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Network policy of a sandbox.
-
-    Args:
-        mode: ``none``, or ``packages`` for read access to the package indexes of the service's host.
-    """
-
-    mode: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -112,6 +102,8 @@ class Usage:
         disk_bytes: Bytes written on top of the root file system.
         pids: Processes and threads that count against the limit; None if the sandbox did not answer in time.
         host_tasks: Tasks on the host, those of the runtime included.
+        network_sent_bytes: Bytes that programs have sent to other hosts; counted from 0 again after a restart of the service.
+        network_received_bytes: Bytes that programs have received from other hosts; counted in the same way.
         limits: Limits of its resources.
     """
 
@@ -121,6 +113,8 @@ class Usage:
     disk_bytes: int
     pids: int | None = None
     host_tasks: int = 0
+    network_sent_bytes: int = 0
+    network_received_bytes: int = 0
     limits: Limits = field(default_factory=Limits)
 
 

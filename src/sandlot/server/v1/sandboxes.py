@@ -205,6 +205,12 @@ class UpdateSandboxRequest(RequestModel):
     metadata: Metadata | None = Field(default=None, description="Replaces all metadata except names that begin with `sandlot.`.")
     limits: LimitsRequest | None = Field(default=None, description="New limits. `GET /v1/capabilities` tells which limits the host can change.")
     name: Text | None = Field(default=None, description="New name, which no other live sandbox of the owner may have.")
+    network: NetworkRequest | None = Field(
+        default=None,
+        description="Network policy that replaces the present one as a whole; its mode as a string, or the rules of an allowlist as a list. "
+        "Connections that it does not allow are reset.",
+        json_schema_extra=_add_short_forms,
+    )
 
     def params(self) -> UpdateSandboxParams:
         """Return the parameters of the operation."""
@@ -217,6 +223,7 @@ class UpdateSandboxRequest(RequestModel):
             on_timeout=None if self.on_timeout is None else OnTimeout(self.on_timeout),
             auto_resume=self.auto_resume,
             name=self.name,
+            network=None if self.network is None else self.network.policy(),
         )
 
 
@@ -382,6 +389,8 @@ class UsageResponse(ResponseModel):
     disk_bytes: int = Field(description="Disk space of changes to the root filesystem image.")
     pids: int | None = Field(description="Processes and threads, as the limit counts them; null if the sandbox does not respond in time.")
     host_tasks: int = Field(description="Tasks of the host, including those of the runtime.")
+    network_sent_bytes: int = Field(description="Bytes that programs have sent to other hosts; counted from 0 again after a restart of the service.")
+    network_received_bytes: int = Field(description="Bytes that programs have received from other hosts; counted in the same way.")
     limits: LimitsResponse
 
     @classmethod
@@ -395,6 +404,8 @@ class UsageResponse(ResponseModel):
             disk_bytes=usage.disk_bytes,
             pids=used.pids,
             host_tasks=usage.pids,
+            network_sent_bytes=used.network_sent_bytes,
+            network_received_bytes=used.network_received_bytes,
             limits=LimitsResponse.of(used.limits),
         )
 
@@ -482,7 +493,7 @@ async def get(sandbox: str, request: Request) -> Response:
 
 @router.patch("/{sandbox}", responses=documented_response(SandboxResponse, "The changed sandbox."))
 async def update(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
-    """Update a sandbox's timeouts, name, metadata or limits. All changes apply, or none."""
+    """Update a sandbox's timeouts, name, metadata, limits or network policy. All changes apply, or none."""
     return json_response(SandboxResponse.of(await get_node(request).sandboxes.update(get_principal(request), sandbox, body.params())))
 
 
@@ -495,7 +506,7 @@ async def delete(sandbox: str, request: Request) -> Response:
 
 @router.get("/{sandbox}/usage", responses=documented_response(UsageResponse, "Usage so far."))
 async def get_usage(sandbox: str, request: Request) -> Response:
-    """Get CPU time, memory, disk and processes that a sandbox has used, with its limits."""
+    """Get CPU time, memory, disk, processes and network bytes that a sandbox has used, with its limits."""
     return json_response(UsageResponse.of(await get_node(request).sandboxes.usage(get_principal(request), sandbox)))
 
 

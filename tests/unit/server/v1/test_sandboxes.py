@@ -126,7 +126,9 @@ async def test_limits_that_cannot_be_are_refused(at: Bench, http: httpx.AsyncCli
 
 async def test_usage_includes_the_limits(http: httpx.AsyncClient, url: str) -> None:
     used = (await http.get(url + "/usage")).json()
-    assert set(used) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "disk_bytes", "pids", "host_tasks", "limits"}
+    network = {"network_sent_bytes", "network_received_bytes"}
+    assert set(used) == {"cpu_s", "memory_bytes", "memory_peak_bytes", "disk_bytes", "pids", "host_tasks", "limits", *network}
+    assert [used[name] for name in network] == [0, 0]
     assert (used["cpu_s"], used["memory_bytes"], used["memory_peak_bytes"], used["disk_bytes"], used["host_tasks"]) == (0.5, 1, 2, 4, 3)
     assert used["limits"] == (await http.get(url)).json()["limits"]
     assert used["pids"] in {0, 1}  # the kernel that is kept ready may be there by now
@@ -344,3 +346,27 @@ async def test_address_in_disguise_and_international_name_are_shown_in_their_can
     rules = ["0x08.8.8.8", "8.8.4", "\u0431\u0435\u043b.\u0440\u0444"]
     created = await http.post("/v1/sandboxes", json={"template": "base", "network": rules})
     assert [entry["rule"] for entry in created.json()["network"]["entries"]] == ["8.8.8.8", "8.8.0.4", "xn--90ais.xn--p1ai"]
+
+
+async def test_update_replaces_the_network_policy_or_changes_nothing(http: httpx.AsyncClient, url: str) -> None:
+    updates: list[tuple[object, dict[str, object]]] = [
+        (["example.com"], {"mode": "allowlist", "entries": [{"allow": True, "rule": "example.com"}], "packages": True}),
+        ("none", {"mode": "none", "entries": [], "packages": None}),
+        (
+            {"mode": "internet", "deny": ["example.com"], "packages": False},
+            {"mode": "internet", "entries": [{"allow": False, "rule": "example.com"}], "packages": False},
+        ),
+    ]
+    for number, (network, shown) in enumerate(updates, 1):
+        updated = await http.patch(url, json={"network": network})
+        assert (updated.status_code, updated.json()["network"]) == (200, {**shown, "generation": number})
+    before = (await http.get(url)).json()
+    for wrong, field in ((["example.com", "*.com"], "network.allow"), ({"mode": "none", "allow": ["a.com"]}, "network.entries")):
+        found = problem(await http.patch(url, json={"network": wrong, "name": "other"}), 400, "invalid_request")
+        assert found["fields"]["field"] == field
+    assert (await http.get(url)).json() == before
+    assert (await http.patch(url, json={"name": "other"})).json()["network"] == before["network"]
+    assert (await http.delete(url)).status_code == 204
+    problem(await http.patch(url, json={"network": "none"}), 410, "sandbox_ended")
+    problem(await http.get(f"{url}/network"), 410, "sandbox_ended")
+    problem(await http.patch("/v1/sandboxes/sb-none", json={"network": "none"}), 404, "sandbox_not_found")
