@@ -24,6 +24,9 @@ from sandlot.model.network_activity import RefusalReason
 _LOCAL_DOMAINS: Final = (".internal", ".local")
 """Domains of local networks (RFC 6762; ICANN, 2024). Like names without a dot, they are found only if an entry allows them."""
 
+_OTHER_PORT: Final = 1
+"""Stands for a port that no entry names. No server uses the port."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -67,6 +70,9 @@ class PolicyDecisions:
         self._entries = [(entry.allow, parse_rule(entry.rule)) for entry in policy.entries]
         self.denies_names = any(not allow and isinstance(rule.host, str) for allow, rule in self._entries)
         """True if an entry denies a name, which a connection to an address may hide."""
+        rules = [rule for _, rule in self._entries]
+        self.http_ports = frozenset(DEFAULT_PORTS) | {rule.port for rule in rules if isinstance(rule.port, int) and (rule.methods or rule.path)}
+        """Ports on which programs are expected to speak HTTP or HTTPS: the default ports, and those of entries with methods or a path."""
 
     def decide(self, destination: Destination, content: Content = "unknown") -> Permission | Refusal:
         """Decide about a connection, or about one request of an allowed connection.
@@ -91,6 +97,11 @@ class PolicyDecisions:
         if isinstance(decision, Permission):
             return replace(decision, limits_requests=denies_some)
         return allows_some or decision
+
+    def allows_name(self, name: str) -> bool:
+        """Return True if a connection to a name is allowed on any port."""
+        ports = {rule.port for _, rule in self._entries if isinstance(rule.port, int) and _covers_host(rule, name)}
+        return any(isinstance(self.decide(Destination(name, port)), Permission) for port in {*DEFAULT_PORTS, _OTHER_PORT, *ports})
 
     def decide_address(self, permission: Permission, destination: Destination, address: Address) -> Refusal | None:
         """Return the refusal of a connection to one address of an allowed name. None: no entry denies the address.

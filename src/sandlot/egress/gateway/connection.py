@@ -1,0 +1,500 @@
+"""One connection of a program in a sandbox to a destination outside.
+
+The guest has already accepted the connection of the program and relays its bytes over a stream. The gateway decides, resolves, connects, compares the
+first bytes with the destination and then copies both directions.
+
+Invariants:
+- A name is resolved after the policy has allowed it, and a connection goes only to an address that was checked and that the policy does not deny.
+- No byte of a program reaches a server before the bytes up to this one were compared with the destination. Every request of plain HTTP is decided.
+- Each direction holds at most one piece and the send queue of the stream. A direction that nobody reads stops the other side.
+- If one side ends its direction, the other side sees the end. If one side resets the connection, or the gateway cuts it, the other side sees a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+import h11
+
+from sandlot.egress.gateway.activity import ActivityLog, Traffic
+from sandlot.egress.gateway.checks import check_hello, check_request
+from sandlot.egress.gateway.client_hello import ClientHello
+from sandlot.egress.gateway.first_bytes import Protocol, recognise
+from sandlot.egress.gateway.http_relay import HttpRelay
+from sandlot.egress.gateway.rate import RateLimit
+from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT, http_response
+from sandlot.egress.outbound.connector import ConnectionFailedError, Connector
+from sandlot.egress.policy.addresses import Address
+from sandlot.egress.policy.decisions import Content, Permission, PolicyDecisions
+from sandlot.egress.policy.destinations import Destination
+from sandlot.egress.policy.refusals import Refusal
+from sandlot.link.services import GuestStream
+from sandlot.model.network_activity import RefusalReason
+
+READ_BYTES: Final = 64 * 1024
+"""Maximum number of bytes that are read from a server at once."""
+FIRST_BYTES_S: Final = 0.05
+"""Seconds for which the first bytes of a program may be held back.
+
+On ports of HTTP and HTTPS, the gateway also waits for them before it connects, so that a refusal can be in the program's protocol. Elsewhere, a text
+that could become the first line of an HTTP request is passed on after this time: some protocols send single letters.
+"""
+HEAD_S: Final = 30.0
+"""Seconds that a program has for a ClientHello or the head of a request, from its first byte on."""
+MAX_FIRST_PIECES: Final = 256
+"""Maximum number of pieces in which a program may send its first bytes. They are parsed again with each piece."""
+
+_RESET: Final = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which close(2) sends RST (socket(7))."""
+_FORBIDDEN: Final = 403
+_HTTP_2: Final = b"PRI * HTTP/2"
+"""Beginning of a connection of HTTP/2 without TLS (RFC 9113, 3.4)."""
+_TLS: Final = b"\x16"
+"""First byte of a ClientHello."""
+
+
+class RefusedError(Exception):
+    """The connection or one of its requests is refused."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal.reason))
+        self.refusal = refusal
+
+
+class _CutError(Exception):
+    """The connection is reset: one side has reset it or violates its protocol."""
+
+
+class _OverError(Exception):
+    """An HTTP connection has ended after its last response."""
+
+
+@dataclass(slots=True)
+class Access:
+    """State that all connections of one sandbox share.
+
+    Args:
+        decisions: Present policy of the sandbox.
+        rate: Rate limit of the bytes in both directions.
+        connects: Limits the connections that are being opened.
+        on_refused: Called with each refusal.
+    """
+
+    sandbox: str
+    connector: Connector
+    decisions: PolicyDecisions
+    activity: ActivityLog
+    rate: RateLimit | None
+    connects: asyncio.Semaphore
+    on_refused: Callable[[Refusal], object]
+
+
+class Connection:
+    """One connection of a sandbox.
+
+    Args:
+        stream: Stream to the guest.
+        destination: Destination that the program named.
+        access: State of the sandbox.
+    """
+
+    def __init__(self, stream: GuestStream, destination: Destination, access: Access) -> None:
+        self._stream = stream
+        self._destination = destination
+        self._access = access
+        self._loop = asyncio.get_running_loop()
+        self._addresses: Sequence[Address] = ()
+        self._address: Address | None = None
+        self._socket: socket.socket | None = None
+        self._connected = asyncio.Event()
+        self._traffic: Traffic | None = None
+        self._first = bytearray()
+        self._pieces = 0
+        self._first_passed = 0
+        """Number of the first bytes that were passed on before their protocol was known."""
+        self._protocol: Protocol = "incomplete"
+        self._http: HttpRelay | None = None
+        self._request: h11.Request | None = None
+        self._head_until_s: float | None = None
+        self._next_cycle = asyncio.Event()
+        self._program_ended = False
+        self._server_spoke = False
+        self._is_broken = False
+        self._is_clean = False
+
+    async def serve(self) -> None:
+        """Serve the connection until it ends. Cancel the task, or call :meth:`cut`, to interrupt it."""
+        try:
+            await self._run()
+            self._is_clean = True
+        except _OverError:
+            self._is_clean = True
+        except RefusedError as error:
+            self._access.on_refused(error.refusal)
+            await self._tell(error.refusal)
+        except _CutError:
+            self._stream.reset("conflict", "The connection was reset.")
+        finally:
+            self._close()
+
+    async def _run(self) -> None:
+        await self._open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy_up())
+                group.create_task(self._copy_down())
+        except ExceptionGroup as errors:
+            # A refusal matters more than the error that it causes in the other direction.
+            raise min(errors.exceptions, key=lambda error: not isinstance(error, RefusedError)) from None
+
+    def cut(self) -> None:
+        """Reset the connection on both sides, for example because the policy does not allow it any more. Idempotent."""
+        self._stream.reset("forbidden", "The network policy does not allow the connection.")
+
+    def is_allowed(self) -> bool:
+        """Return whether the present policy allows this connection. Further requests of plain HTTP are decided one by one."""
+        decisions, destination = self._access.decisions, self._destination
+        content: Content = "unknown" if self._protocol in {"incomplete", "http"} else "opaque"
+        permission = decisions.decide(destination, content)
+        if isinstance(permission, Refusal):
+            return False
+        if self._address is None:
+            return True
+        if decisions.decide_address(permission, destination, self._address) is not None:
+            return False
+        if isinstance(self._protocol, ClientHello):
+            return check_hello(self._protocol, decisions, destination) is None
+        if self._http is not None and self._http.is_upgraded and self._request is not None:
+            return check_request(self._request, decisions, destination, self._address) is None
+        return True
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Decide about the destination, and connect unless the first bytes of the program must be known before."""
+        self._permission()
+        self._addresses = await self._resolve()
+        if not self._is_http_port():
+            await self._connect()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_BYTES_S):
+                await self._recognise()
+        if self._protocol == "incomplete" and not isinstance(self._access.decisions.decide(self._destination, "opaque"), Refusal):
+            await self._connect()  # the server may speak first
+
+    def _permission(self) -> Permission:
+        permission = self._access.decisions.decide(self._destination)
+        if isinstance(permission, Refusal):
+            raise RefusedError(permission)
+        return permission
+
+    def _is_http_port(self) -> bool:
+        return self._destination.port in self._access.decisions.http_ports
+
+    async def _resolve(self) -> Sequence[Address]:
+        """Return the addresses that may be tried."""
+        try:
+            return self._not_denied(await self._access.connector.resolve(self._destination.host, self._access.sandbox))
+        except ConnectionFailedError as error:
+            raise RefusedError(self._refusal(error.reason)) from None
+
+    def _not_denied(self, addresses: Sequence[Address]) -> Sequence[Address]:
+        permission = self._permission()
+        refusals = [self._access.decisions.decide_address(permission, self._destination, address) for address in addresses]
+        allowed = [address for address, refusal in zip(addresses, refusals, strict=True) if refusal is None]
+        if not allowed:
+            raise RefusedError(next(refusal for refusal in refusals if refusal is not None))
+        return allowed
+
+    async def _connect(self) -> None:
+        """Connect to the destination, unless this has been done."""
+        if self._socket is not None:
+            return
+        async with self._access.connects:
+            addresses = self._not_denied(self._addresses)  # the policy may have changed meanwhile
+            try:
+                connected = await self._access.connector.connect(addresses, self._destination.port)
+            except ConnectionFailedError as error:
+                raise RefusedError(self._refusal(error.reason)) from None
+        self._socket = connected
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            self._address = ip_address(connected.getpeername()[0])
+        except OSError:  # the server has reset the connection already
+            raise _CutError from None
+        self._traffic = self._access.activity.add_connection(self._destination)
+        self._connected.set()
+
+    def _refusal(self, reason: RefusalReason) -> Refusal:
+        return Refusal(reason, str(self._destination.host), self._destination.port)
+
+    # -- from the program to the server -------------------------------------------------------------------------------
+
+    async def _copy_up(self) -> None:
+        await self._recognise_or_pass()
+        if self._protocol == "http":
+            if self._server_spoke:
+                raise RefusedError(self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED))
+            self._http = HttpRelay()
+            await self._relay_requests(self._http)
+            return
+        self._check_opaque()
+        await self._connect()
+        await self._send(bytes(self._first[self._first_passed :]))
+        self._first.clear()
+        await self._copy_program()
+
+    async def _copy_program(self) -> None:
+        """Copy all further bytes of the program."""
+        while data := await self._receive():
+            await self._send(data)
+        if self._socket is not None and not self._is_broken:
+            with suppress(OSError):  # the server has closed the connection
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _check_opaque(self) -> None:
+        """Refuse a connection whose content is not HTTP/1 unless the policy allows the content."""
+        decisions, destination = self._access.decisions, self._destination
+        if isinstance(self._protocol, ClientHello):
+            refusal = check_hello(self._protocol, decisions, destination)
+        elif self._protocol == "malformed_tls":
+            refusal = self._refusal(RefusalReason.TLS_NAME_MISMATCH)
+        elif self._first.startswith(_HTTP_2) and self._is_http_port():
+            refusal = self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED)
+        else:
+            decision = decisions.decide(destination, "opaque")
+            refusal = decision if isinstance(decision, Refusal) else None
+        if refusal is not None:
+            raise RefusedError(refusal)
+
+    async def _recognise(self) -> None:
+        """Receive the first bytes until their protocol is known. May be interrupted and repeated."""
+        while self._protocol == "incomplete":
+            await self._receive_first()
+
+    async def _receive_first(self) -> None:
+        data = await self._receive()
+        self._first += data
+        self._pieces += 1
+        if data:
+            self._protocol = recognise(self._first)
+        elif self._first[:1] == _TLS:
+            self._protocol = "malformed_tls"
+        else:
+            self._protocol = "http" if self._first.strip() and self._is_http_port() else "other"
+        if self._pieces > MAX_FIRST_PIECES and self._protocol == "incomplete":
+            raise RefusedError(self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED))
+
+    async def _recognise_or_pass(self) -> None:
+        """Receive the first bytes until their protocol is known. On ports of other protocols, pass on a text whose line remains incomplete."""
+        while self._protocol == "incomplete" and not self._first:
+            await self._receive_first()
+        deadline_s = self._loop.time() + HEAD_S
+        may_pass = not self._is_http_port() and self._first[:1] != _TLS
+        while self._protocol == "incomplete":
+            is_held = may_pass and len(self._first) > self._first_passed
+            try:
+                async with asyncio.timeout_at(min(deadline_s, self._loop.time() + FIRST_BYTES_S) if is_held else None if may_pass else deadline_s):
+                    await self._receive_first()
+            except TimeoutError:
+                if not is_held:
+                    raise _CutError from None
+                if isinstance(self._access.decisions.decide(self._destination, "opaque"), Refusal):
+                    may_pass = False
+                    continue
+                passed, self._first_passed = self._first_passed, len(self._first)
+                await self._send(bytes(self._first[passed:]))
+
+    async def _relay_requests(self, http: HttpRelay) -> None:
+        http.receive_from_program(bytes(self._first))
+        while True:
+            try:
+                part = http.next_request_part()
+            except h11.RemoteProtocolError as error:
+                raise RefusedError(self._refusal(_reason_of(error))) from None
+            if part == "needs_data":
+                await self._receive_request(http)
+            elif part == "paused":
+                self._next_cycle.clear()
+                await self._next_cycle.wait()
+                if http.is_upgraded:
+                    await self._send(http.take_rest()[0])
+                    await self._copy_program()
+                    return
+            elif isinstance(part, h11.ConnectionClosed):
+                if http.is_over:
+                    raise _OverError
+                return
+            else:
+                await self._pass_request(http, part)
+                if isinstance(part, h11.EndOfMessage):
+                    http.start_next_cycle()
+
+    async def _receive_request(self, http: HttpRelay) -> None:
+        if http.is_in_head and self._head_until_s is None:
+            self._head_until_s = self._loop.time() + HEAD_S
+        try:
+            async with asyncio.timeout_at(self._head_until_s):
+                http.receive_from_program(await self._receive())
+        except TimeoutError:
+            raise _CutError from None
+
+    async def _pass_request(self, http: HttpRelay, part: h11.Request | h11.Data | h11.EndOfMessage) -> None:
+        """Decide about a request, or pass on a part of a decided request."""
+        if isinstance(part, h11.Request):
+            self._request = part
+            self._head_until_s = None
+            self._check_request(part)
+            await self._connect()
+            self._check_request(part)
+        try:
+            data = http.request_bytes(part)
+        except h11.LocalProtocolError:  # the server has ended the connection
+            raise _CutError from None
+        if self._first_passed:
+            if bytes(self._first[: self._first_passed]) != data[: self._first_passed]:
+                raise RefusedError(self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED))
+            data, self._first_passed = data[self._first_passed :], 0
+        self._first.clear()
+        await self._send(data)
+
+    def _check_request(self, request: h11.Request) -> None:
+        address = self._address or self._addresses[0]
+        refusal = check_request(request, self._access.decisions, self._destination, address)
+        if refusal is not None:
+            raise RefusedError(refusal)
+
+    # -- from the server to the program -------------------------------------------------------------------------------
+
+    async def _copy_down(self) -> None:
+        await self._connected.wait()
+        while True:
+            data = await self._read()
+            if self._http is not None and not self._http.is_upgraded:
+                await self._relay_responses(self._http, data)
+            elif data:
+                self._server_spoke = True
+                await self._write(data)
+            if not data:
+                self._stream.end()
+                return
+
+    async def _relay_responses(self, http: HttpRelay, data: bytes) -> None:
+        """Pass on the responses in the bytes that the server has sent."""
+        if not http.is_waiting:
+            raise _OverError  # the server has ended the connection, or sends a response to no request
+        try:
+            http.receive_from_server(data)
+            while True:
+                part = http.next_response_part()
+                if isinstance(part, (str, h11.ConnectionClosed)):
+                    break
+                await self._write(http.response_bytes(part))
+                if http.is_upgraded:
+                    self._next_cycle.set()
+                    await self._write(http.take_rest()[1])
+                    return
+                if isinstance(part, h11.EndOfMessage):
+                    if http.start_next_cycle():
+                        self._next_cycle.set()
+                    break
+        except h11.ProtocolError:
+            self._fail_response(http)
+        if http.is_over or not data:
+            raise _OverError
+
+    def _fail_response(self, http: HttpRelay) -> None:
+        """End a connection whose server sends no valid response. A program that reuses a connection repeats its request after a reset only."""
+        if http.requests == 1 and http.awaits_response:
+            raise RefusedError(self._refusal(RefusalReason.UPSTREAM_FAILED))
+        raise _CutError
+
+    # -- pieces -------------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> bytes:
+        """Return the next bytes of the program; none at the end."""
+        while not self._program_ended:
+            try:
+                data = await anext(self._stream)
+            except StopAsyncIteration:
+                self._program_ended = True
+                return b""
+            if not isinstance(data, bytes):
+                raise _CutError  # a message of the link, which is not part of a connection
+            if data:
+                return data
+        return b""
+
+    async def _send(self, data: bytes) -> None:
+        """Send bytes to the server."""
+        if not data or self._socket is None or self._traffic is None or self._is_broken:
+            return
+        if self._access.rate is not None:
+            await self._access.rate.take(len(data))
+        try:
+            await self._loop.sock_sendall(self._socket, data)
+        except OSError:
+            self._is_broken = True  # what the server has sent before is still passed on
+            return
+        self._access.activity.add_bytes(self._traffic, sent=len(data))
+
+    async def _read(self) -> bytes:
+        """Return the next bytes of the server; none at the end."""
+        await self._stream.wait_for_room()
+        try:
+            data = b"" if self._socket is None else await self._loop.sock_recv(self._socket, READ_BYTES)
+        except OSError:
+            data = b""
+            self._is_broken = True
+        if not data and self._is_broken:
+            if self._http is not None and not self._http.is_upgraded:
+                self._fail_response(self._http)
+            raise _CutError
+        return data
+
+    async def _write(self, data: bytes) -> None:
+        """Send bytes to the program."""
+        if not data or self._traffic is None:
+            return
+        if self._access.rate is not None:
+            await self._access.rate.take(len(data))
+        await self._stream.write(data)
+        self._access.activity.add_bytes(self._traffic, received=len(data))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, refusal: Refusal) -> None:
+        """Tell the program of a refusal in its protocol."""
+        if self._protocol == "incomplete" and self._is_http_port():
+            with suppress(TimeoutError, RefusedError, _CutError):
+                async with asyncio.timeout(FIRST_BYTES_S):
+                    await self._recognise()
+        if self._protocol == "http" and not self._server_spoke and (self._http is None or self._http.awaits_response):
+            is_head = self._first.startswith(b"HEAD ") if self._request is None else self._request.method == b"HEAD"
+            await self._stream.write(http_response(refusal, to_head=is_head))
+        elif (
+            (isinstance(self._protocol, ClientHello) or self._protocol == "malformed_tls") and not self._server_spoke and refusal.status == _FORBIDDEN
+        ):
+            await self._stream.write(ACCESS_DENIED_ALERT)
+        else:
+            self._stream.reset("forbidden", "The connection was refused.")
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            if not self._is_clean:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._socket.close()
+
+
+def _reason_of(error: h11.RemoteProtocolError) -> RefusalReason:
+    """Return the reason for which a malformed request is refused."""
+    return RefusalReason.HTTP_HOST_MISMATCH if "Host:" in str(error) else RefusalReason.PROTOCOL_NOT_SUPPORTED

@@ -1,0 +1,178 @@
+"""The gateway: connects sandboxes to the hosts that their network policies allow.
+
+Invariants:
+- One sandbox has at most ``MAX_CONNECTIONS`` connections, of which at most ``MAX_CONNECTS`` are being opened, and all sandboxes together have at most
+  ``MAX_TOTAL_CONNECTIONS``. Further ones are refused.
+- The arguments of a stream come from the guest. Any arguments are a refusal at worst, and no log line has a text of them that was not checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from sandlot.egress.gateway.activity import ActivityLog
+from sandlot.egress.gateway.connection import Access, Connection
+from sandlot.egress.gateway.rate import RateLimit
+from sandlot.egress.outbound.connector import Connector
+from sandlot.egress.policy.decisions import PolicyDecisions
+from sandlot.egress.policy.destinations import Destination, parse_destination
+from sandlot.egress.policy.refusals import Refusal
+from sandlot.link.services import GuestService, GuestStream
+from sandlot.model.network import MAX_NAME_CHARS, NetworkPolicy
+from sandlot.model.network_activity import NetworkActivity, NetworkRefusal, RefusalReason
+from sandlot.protocol import schema
+from sandlot.protocol.schema import MOST_PORT
+
+MAX_CONNECTIONS: Final = 1024
+"""Maximum number of connections of one sandbox."""
+MAX_TOTAL_CONNECTIONS: Final = 16 * 1024
+"""Maximum number of connections of all sandboxes. Each has a file descriptor of the service."""
+MAX_CONNECTS: Final = 64
+"""Maximum number of connections of one sandbox that are being opened. Further ones wait."""
+REPORT_S: Final = 1.0
+"""Least number of seconds between two reports of refusals of one sandbox."""
+
+_BYTES_OF_MBIT: Final = 125_000
+_log = structlog.get_logger("sandlot.egress")
+
+
+class Gateway:
+    """Network access of all sandboxes of a service.
+
+    Args:
+        connector: Resolves names and connects. It serves nothing but sandboxes, so that they delay no other part of the service.
+        mbit: Rate limit of each sandbox in Mbit/s, for both directions together. None: no limit.
+        now: Clock.
+    """
+
+    def __init__(self, connector: Connector, *, mbit: int | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.connector = connector
+        self.now = now
+        self.open_connections = 0
+        """Number of open connections of all sandboxes."""
+        self._mbit = mbit
+
+    def open(self, sandbox: str, policy: NetworkPolicy, on_refusal: Callable[[NetworkRefusal], object]) -> GatewayNetwork:
+        """Return the network access of a sandbox. The caller must close it.
+
+        Args:
+            sandbox: Id of the sandbox.
+            policy: Network policy of the sandbox.
+            on_refusal: Called for each refusal that differs from those that are kept, at most once a second for one sandbox.
+        """
+        rate = None if self._mbit is None else RateLimit(self._mbit * _BYTES_OF_MBIT)
+        return GatewayNetwork(self, sandbox, policy, rate, on_refusal)
+
+
+class GatewayNetwork:
+    """Network access of one sandbox.
+
+    Args:
+        gateway: Gateway with the connections of all sandboxes.
+        sandbox: Id of the sandbox.
+        policy: Network policy of the sandbox.
+        rate: Rate limit of the sandbox. None: no limit.
+        on_refusal: Called with new refusals.
+    """
+
+    def __init__(
+        self, gateway: Gateway, sandbox: str, policy: NetworkPolicy, rate: RateLimit | None, on_refusal: Callable[[NetworkRefusal], object]
+    ) -> None:
+        self._gateway = gateway
+        self._on_refusal = on_refusal
+        self._activity = ActivityLog(gateway.now)
+        self._access = Access(
+            sandbox, gateway.connector, PolicyDecisions(policy), self._activity, rate, asyncio.Semaphore(MAX_CONNECTS), self._on_refused
+        )
+        self._connections: set[Connection] = set()
+        self._reported_s = -REPORT_S
+        self._is_closed = False
+
+    def services(self) -> Mapping[str, GuestService]:
+        """Return the services ``connect`` and ``dns`` for the guest of the sandbox."""
+        return {schema.CONNECT: _ConnectService(self)}
+
+    def set_policy(self, policy: NetworkPolicy) -> None:
+        """Decide about new connections and requests by another policy, and reset open connections that the policy does not allow."""
+        self._access.decisions = PolicyDecisions(policy)
+        for connection in list(self._connections):
+            if not connection.is_allowed():
+                connection.cut()
+
+    def activity(self) -> NetworkActivity:
+        """Return the refusals, destinations and bytes of the sandbox."""
+        return self._activity.activity(len(self._connections))
+
+    def close(self) -> None:
+        """Reset all connections and refuse new ones. Idempotent."""
+        self._is_closed = True
+        for connection in list(self._connections):
+            connection.cut()
+
+    async def connect(self, stream: GuestStream, host: object, port: object) -> None:
+        """Serve a stream of the service ``connect``.
+
+        Args:
+            stream: Stream of the guest.
+            host: Host that the guest named, not checked.
+            port: Port that the guest named, not checked.
+        """
+        if self._is_closed or type(host) is not str or type(port) is not int:
+            stream.reset("forbidden", "The connection was refused.")
+            return
+        destination = _parse(host, port)
+        if isinstance(destination, Destination) and self._is_full:
+            destination = Refusal(RefusalReason.LIMIT_EXCEEDED, str(destination.host), port)
+        if isinstance(destination, Refusal):
+            self._on_refused(destination)
+            stream.reset("forbidden", "The connection was refused.")
+            return
+        connection = Connection(stream, destination, self._access)
+        self._connections.add(connection)
+        self._gateway.open_connections += 1
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(connection)
+            self._gateway.open_connections -= 1
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._connections) >= MAX_CONNECTIONS or self._gateway.open_connections >= MAX_TOTAL_CONNECTIONS
+
+    def _on_refused(self, refusal: Refusal) -> None:
+        record = self._activity.add_refusal(refusal)
+        now_s = time.monotonic()
+        if record is None or now_s - self._reported_s < REPORT_S:
+            return
+        self._reported_s = now_s
+        _log.info("network.refused", sandbox=self._access.sandbox, host=record.host, port=record.port, reason=str(record.reason))
+        self._on_refusal(record)
+
+
+class _ConnectService:
+    """The service ``connect`` of one sandbox."""
+
+    def __init__(self, network: GatewayNetwork) -> None:
+        self._network = network
+
+    async def serve(self, stream: GuestStream, args: Mapping[str, Any]) -> None:
+        """Serve one connection, until it ends."""
+        await self._network.connect(stream, args.get("host"), args.get("port"))
+
+
+def _parse(host: str, port: int) -> Destination | Refusal:
+    """Return a destination, or the refusal of one that cannot exist, with the beginning of the host in printable characters."""
+    try:
+        return parse_destination(host, port)
+    except ValueError:
+        text = "".join(char if char.isascii() and char.isprintable() else "?" for char in host[:MAX_NAME_CHARS])
+        if 1 <= port <= MOST_PORT:
+            return Refusal(RefusalReason.NAME_NOT_FOUND, text, port)
+        return Refusal(RefusalReason.PORT_NOT_ALLOWED, text, 0)
