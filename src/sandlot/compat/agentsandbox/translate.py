@@ -22,6 +22,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
+from sandlot.model.network import MOST_OPEN
 from sandlot.model.records import ExecutionRecord, FileRecord
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MAX_CODE_BYTES, WORKSPACE, ProcessSpec
@@ -128,13 +129,13 @@ def process_spec(program: Program, argv: tuple[str, ...], env: Mapping[str, str]
 
 def session_params(env: Mapping[str, str], principal: Principal) -> CreateSandboxParams:
     """Return the create request of a session's sandbox: no deadline, or the longest one that the key's quota allows."""
-    return CreateSandboxParams(env=env, metadata=session_metadata(VENDOR), timeout_s=session_timeout_s(principal.quota))
+    return CreateSandboxParams(env=env, metadata=session_metadata(VENDOR), timeout_s=session_timeout_s(principal.quota), network=MOST_OPEN)
 
 
 def single_run_params(principal: Principal) -> CreateSandboxParams:
     """Return the create request of a sandbox for one run without a session."""
     longest_s = SINGLE_RUN_DEADLINE_S if principal.quota.lifetime_s is None else principal.quota.lifetime_s
-    return CreateSandboxParams(metadata={VENDOR_KEY: VENDOR}, timeout_s=min(longest_s, SINGLE_RUN_DEADLINE_S))
+    return CreateSandboxParams(metadata={VENDOR_KEY: VENDOR}, timeout_s=min(longest_s, SINGLE_RUN_DEADLINE_S), network=MOST_OPEN)
 
 
 def session_not_found(session_id: str) -> NotFoundError:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING
-from sandlot.model.errors import ErrorCode, NotFoundError, UnsupportedError
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, check_reserved_names
 from sandlot.model.specs import MIB, OnTimeout, VolumeMount
 from sandlot.model.states import State
@@ -41,7 +41,7 @@ STATES: Mapping[State, str] = MappingProxyType(
 
 ALL_TRAFFIC: Final = "0.0.0.0/0"
 
-_NETWORK_HINT: Final = "It is refused rather than ignored. pip, npm and apt work through the package indexes of the service."
+_NETWORK_HINT: Final = "It is refused rather than ignored. Pass allow_out and deny_out to limit the network."
 _MIN_TIMEOUT_S: Final = 1.0
 
 
@@ -96,7 +96,7 @@ def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snaps
         env=body.env_vars or {},
         metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},
         timeout_s=default_timeout_s if body.timeout is None else timeout_s(body.timeout),
-        network=network_policy(allow=body.allow_internet_access, network=body.network),
+        network=_new_network(body, from_snapshot=snapshot is not None),
         on_timeout=on_timeout(body),
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
@@ -125,39 +125,61 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
         raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
 
 
-def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> NetworkPolicy | None:
-    """Return the network policy of a request. None: the most open mode that the operator and the key allow.
+def _new_network(body: CreateSandboxRequest, *, from_snapshot: bool) -> NetworkPolicy | NetworkUpTo | None:
+    """Return the network policy of a create request. None: the policy of the snapshot, because the request opens and closes nothing."""
+    policy = network_policy(allow=body.allow_internet_access, network=body.network)
+    return None if from_snapshot and policy == MOST_OPEN else policy
+
+
+def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> NetworkPolicy | NetworkUpTo:
+    """Return the network policy of a request: rules that allow come first, and all other destinations are allowed unless all traffic is denied.
 
     Args:
-        allow: Value of ``allow_internet_access``. True opens no more than None: clients before 2.55 send True unless their user passes False.
+        allow: Value of ``allow_internet_access``. False denies all traffic. True is the same as None: clients before 2.55 send True unless their user
+            passes False.
         network: Value of ``network``.
 
     Raises:
+        InvalidRequestError: A rule is invalid, a name is denied, or a name is allowed although all traffic is.
         UnsupportedError: Sandlot cannot enforce the policy.
     """
     options = network or NetworkOptions()
     for name, value in options.unsupported().items():
         raise _unsupported(f"'{name}' of the network ({str(value)[:50]})", _NETWORK_HINT, f"network.{name}")
-    closed = False
-    if options.deny_out:
-        if set(options.deny_out) != {ALL_TRAFFIC} or options.allow_out:
-            raise _unsupported(
-                "A list of denied addresses", f"{_NETWORK_HINT} Pass deny_out=['{ALL_TRAFFIC}'] alone to close the network.", "network.denyOut"
+    denied = [rule for rule in options.deny_out or () if rule != ALL_TRAFFIC]
+    is_closed = allow is False or ALL_TRAFFIC in (options.deny_out or ())
+    entries = network_entries([_rule(rule) for rule in options.allow_out or () if rule != ALL_TRAFFIC], denied, allow_first=True)
+    for entry in entries:
+        if isinstance(parse_rule(entry.rule).host, str) and not (entry.allow and is_closed):
+            raise InvalidRequestError(
+                f"The name {entry.rule!r} is {'allowed although all traffic is' if entry.allow else 'denied'}.",
+                hint=f"Pass deny_out=['{ALL_TRAFFIC}'] with names in allow_out." if entry.allow else "Pass addresses and CIDR blocks in deny_out.",
+                fields={"field": "network.allowOut" if entry.allow else "network.denyOut", "rule": entry.rule},
             )
-        closed = True
-    if options.allow_out:
-        raise _unsupported("A list of allowed addresses", _NETWORK_HINT, "network.allowOut")
-    return NetworkPolicy(NetworkMode.NONE) if closed or allow is False else None
+    if ALL_TRAFFIC in (options.allow_out or ()):
+        return MOST_OPEN
+    if not is_closed:
+        return NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, entries))
+    allowed = tuple(entry for entry in entries if entry.allow)
+    return NetworkPolicy(NetworkMode.ALLOWLIST, allowed, packages=False) if allowed else NetworkPolicy(NetworkMode.NONE)
 
 
-def check_same_network(sandbox: SandboxInfo, wanted: NetworkPolicy | None) -> None:
-    """Refuse to change the network of a sandbox. The current policy is accepted.
+def network_object(policy: NetworkPolicy) -> dict[str, Any]:
+    """Return the fields of a sandbox's network policy. The network of modes other than ``internet`` has all traffic denied."""
+    is_open = policy.mode is NetworkMode.INTERNET
+    denied = [entry.rule for entry in policy.entries if not entry.allow]
+    return {
+        "allowInternetAccess": {NetworkMode.INTERNET: True, NetworkMode.NONE: False}.get(policy.mode),
+        "network": {
+            "allowOut": [entry.rule.removeprefix("*") if entry.rule.startswith("**.") else entry.rule for entry in policy.entries if entry.allow],
+            "denyOut": denied if is_open else [ALL_TRAFFIC, *denied],
+        },
+    }
 
-    Raises:
-        UnsupportedError: The policy differs from that of the sandbox.
-    """
-    if (wanted or NetworkPolicy()).mode is not sandbox.spec.network.mode:
-        raise _unsupported("Changing the network of a running sandbox", "Pass allow_internet_access when you create the sandbox.", "network")
+
+def _rule(destination: str) -> str:
+    """Return the rule of a destination. A wildcard of E2B stands for any number of labels."""
+    return f"*{destination}" if destination.startswith("*.") else destination
 
 
 def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
@@ -194,7 +216,7 @@ def detailed_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
         **listed_sandbox(sandbox),
         "envdAccessToken": token,
         "domain": None,
-        "allowInternetAccess": False if sandbox.spec.network.mode is NetworkMode.NONE else None,
+        **network_object(sandbox.spec.network),
         "lifecycle": {"autoResume": sandbox.spec.auto_resume, "onTimeout": "kill" if sandbox.spec.on_timeout is OnTimeout.KILL else "pause"},
     }
 

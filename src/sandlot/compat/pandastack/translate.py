@@ -27,6 +27,7 @@ from sandlot.compat.pandastack.schemas import (
 from sandlot.model.access import Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.files import Entry
+from sandlot.model.network import MOST_OPEN
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
@@ -75,6 +76,7 @@ def create_params(body: CreateSandboxRequest, quota: Quota) -> CreateSandboxPara
         snapshot=body.from_snapshot,
         metadata={**check_client_metadata(body.metadata), **own},
         timeout_s=None if body.persistent else default_ttl(quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
+        network=MOST_OPEN if body.from_snapshot is None else None,
         volumes=tuple(VolumeMount(each.name, f"{MOUNTS}/{each.name}", each.read_only) for each in body.volumes),
     )
 

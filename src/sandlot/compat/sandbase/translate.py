@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING, metrics_object
-from sandlot.compat.sandbase.schemas import CreateSandboxRequest, E2bCreateSandboxRequest, RunProcessRequest
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
+from sandlot.compat.sandbase.schemas import CreateSandboxRequest, RunProcessRequest
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy
 from sandlot.model.ports import KILLED_BY_REQUEST
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
@@ -138,24 +138,15 @@ def create_params(body: CreateSandboxRequest, known: Collection[str]) -> CreateS
     Raises:
         NotFoundError: There is no such template (code ``template_not_found``).
         InvalidRequestError: The timeout is out of bounds, or a metadata name is reserved.
-        UnsupportedError: The request opens the internet.
     """
     metadata, name = body.metadata or {}, template_name(body.template_id, known)
     check_reserved_names(metadata)
-    # E2B's clients before 2.55 send true unless their user passes false, so there it opens no more than the default.
-    if body.allow_internet_access and not isinstance(body, E2bCreateSandboxRequest):
-        raise UnsupportedError(
-            "allowInternetAccess: true is not supported yet; it is refused rather than ignored.",
-            code=ErrorCode.UNSUPPORTED,
-            hint="Omit allowInternetAccess: pip, npm and apt work without it. Upload other data as files.",
-            fields={"field": "allowInternetAccess"},
-        )
     return CreateSandboxParams(
         template=name,
         env={"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id, **(body.env_vars or {})},
         metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},
         timeout_s=timeout_s(body.timeout),
-        network=NetworkPolicy(NetworkMode.NONE) if body.allow_internet_access is False else None,
+        network=NetworkPolicy(NetworkMode.NONE) if body.allow_internet_access is False else MOST_OPEN,
         on_timeout=OnTimeout.HIBERNATE if body.auto_pause else OnTimeout.KILL,
         auto_resume=False,
     )

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -31,7 +32,7 @@ from sandlot.compat.tensorlake.control.schemas import (
     UpdateSandboxRequest,
 )
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.network import MOST_OPEN, NetworkEntry, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.pools import PoolInfo
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, SandboxInfo, UpdateSandboxParams
@@ -47,12 +48,10 @@ POOL_KEY: Final = "sandlot.api.pool"
 TIMEOUT_KEY: Final = "sandlot.api.timeout"
 """Label of a pool whose value is the timeout of claimed sandboxes in seconds; 0 means none."""
 NETWORK_KEY: Final = "sandlot.api.network"
-"""Label of a pool whose value is the network mode of claimed sandboxes."""
+"""Label of a pool whose value is the network of claimed sandboxes, as the client passed it, in JSON."""
 
 IMAGES: Mapping[str, str] = {"": DEFAULT_TEMPLATE, "tensorlake/ubuntu-minimal": DEFAULT_TEMPLATE}
 """Image of Tensorlake -> template. Any other image is the name of a template."""
-
-_NETWORK_HINT: Final = "Sandlot does not enforce this yet. Omit it (pip, npm and apt work), or pass allow_internet_access=False (they do not)."
 
 STATUSES: Mapping[State, Status] = {
     State.CREATING: "pending",
@@ -88,20 +87,28 @@ def template(image: str) -> str:
     return IMAGES.get(image, image)
 
 
-def network_policy(options: NetworkOptions | None) -> NetworkPolicy | None:
-    """Return the network policy of a request. None: the default.
+def network_policy(options: NetworkOptions | None) -> NetworkPolicy | NetworkUpTo:
+    """Return the network policy of a request. A destination that is both allowed and denied is denied.
 
     Raises:
-        InvalidRequestError: Sandlot cannot enforce the policy.
+        InvalidRequestError: A rule is invalid, or names are allowed while the client closes DNS.
     """
     if options is None:
-        return None
-    for field in ("allow_out", "deny_out"):
-        if getattr(options, field):
-            raise not_possible(field, _NETWORK_HINT)
-    if options.allow_internet_access:
-        raise not_possible("allow_internet_access=True", _NETWORK_HINT)
-    return NetworkPolicy(NetworkMode.NONE)
+        return MOST_OPEN
+    entries = tuple(map(_all_ports, network_entries(options.allow_out, options.deny_out)))
+    if not options.allow_out:
+        return NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, entries)) if options.allow_internet_access else NetworkPolicy(NetworkMode.NONE)
+    if not options.allow_internet_access and any(entry.allow and isinstance(parse_rule(entry.rule).host, str) for entry in entries):
+        raise not_possible(
+            "A host name in allow_out with allow_internet_access=False", "Pass allow_internet_access=True: with allow_out, it opens only DNS."
+        )
+    return NetworkPolicy(NetworkMode.ALLOWLIST, entries, packages=False)
+
+
+def _all_ports(entry: NetworkEntry) -> NetworkEntry:
+    """Return an entry for all ports: a port in a rule of Tensorlake does not limit the rule."""
+    rule = parse_rule(entry.rule)
+    return NetworkEntry(entry.allow, str(replace(rule, port="*" if isinstance(rule.host, str) else None)))
 
 
 def limits_change(options: ResourceOptions | None) -> LimitsChange:
@@ -180,24 +187,27 @@ def create_params(body: CreateSandboxRequest) -> CreateSandboxParams:
         metadata=metadata,
         limits=limits_change(body.resources),
         timeout_s=timeout_s(body.timeout_secs),
-        network=network_policy(body.network),
+        network=None if body.network is None and body.snapshot_id is not None else network_policy(body.network),
         auto_resume=body.auto_resume is not False,
         volumes=volumes(body.file_systems),
     )
 
 
-def update_params(body: UpdateSandboxRequest, sandbox: SandboxInfo) -> UpdateSandboxParams:
-    """Return the update of a sandbox.
+def update_params(body: UpdateSandboxRequest) -> UpdateSandboxParams:
+    """Return the update of a sandbox. An omitted network stays; a network of null opens as much as a create request without one.
 
     Raises:
-        InvalidRequestError: The request is empty, or changes a property that is fixed.
+        InvalidRequestError: The request is empty, or has an option that Sandlot does not have.
     """
     check_access(body.allow_unauthenticated_access, body.exposed_ports)
-    if "network" in body.model_fields_set and (network_policy(body.network) or NetworkPolicy()).mode is not sandbox.spec.network.mode:
-        raise not_possible("network", "Create another sandbox: the network policy of a sandbox is fixed.")
     if not body.model_fields_set:
-        raise InvalidRequestError("The request changes nothing.", hint="Pass name, resources or auto_resume.")
-    return UpdateSandboxParams(name=body.name, limits=limits_change(body.resources), auto_resume=body.auto_resume)
+        raise InvalidRequestError("The request changes nothing.", hint="Pass name, resources, network or auto_resume.")
+    return UpdateSandboxParams(
+        name=body.name,
+        limits=limits_change(body.resources),
+        auto_resume=body.auto_resume,
+        network=network_policy(body.network) if "network" in body.model_fields_set else None,
+    )
 
 
 def snapshot_kind(snapshot_type: str | None) -> SnapshotKind:
@@ -210,9 +220,12 @@ def resources(limits: Limits) -> Resources:
     return Resources(cpus=limits.cpus, memory_mb=limits.memory_bytes // MIB, disk_mb=limits.disk_bytes // MIB)
 
 
-def network(policy: NetworkPolicy | None) -> Network | None:
-    """Return a closed network; None for the default policy."""
-    return Network() if policy is not None and policy.mode is NetworkMode.NONE else None
+def network(policy: NetworkPolicy) -> Network | None:
+    """Return the network policy of a sandbox; None if it limits nothing. Modes without entries reach no hosts besides the package indexes."""
+    allowed, denied = ([entry.rule.removesuffix(":*") for entry in policy.entries if entry.allow is decision] for decision in (True, False))
+    if policy.mode is NetworkMode.INTERNET:
+        return Network(allow_internet_access=True, deny_out=denied) if policy.entries else None
+    return Network(allow_internet_access=bool(allowed), allow_out=allowed, deny_out=denied)
 
 
 def status(sandbox: SandboxInfo) -> Status:
@@ -281,9 +294,9 @@ def pool_labels(body: PoolRequest) -> dict[str, str]:
     """
     if body.entrypoint:
         raise not_possible("entrypoint", "Start the program with start_process.")
-    policy = network_policy(body.network)
+    network_policy(body.network)
     labels = {VENDOR_KEY: VENDOR, IMAGE_KEY: body.image, TIMEOUT_KEY: str(body.timeout_secs)}
-    return labels if policy is None else {**labels, NETWORK_KEY: str(policy.mode)}
+    return labels if body.network is None else {**labels, NETWORK_KEY: body.network.model_dump_json()}
 
 
 def pool_timeout_s(labels: Mapping[str, str]) -> float | None:
@@ -291,9 +304,9 @@ def pool_timeout_s(labels: Mapping[str, str]) -> float | None:
     return timeout_s(int(labels[TIMEOUT_KEY])) if TIMEOUT_KEY in labels else DEFAULT_TIMEOUT_S
 
 
-def pool_network(labels: Mapping[str, str]) -> NetworkPolicy | None:
-    """Return the network policy of sandboxes that are claimed from a pool. None: the default."""
-    return NetworkPolicy(NetworkMode(labels[NETWORK_KEY])) if NETWORK_KEY in labels else None
+def pool_network(labels: Mapping[str, str]) -> NetworkOptions | None:
+    """Return the network of sandboxes that are claimed from a pool. None: the default."""
+    return NetworkOptions.model_validate_json(labels[NETWORK_KEY]) if NETWORK_KEY in labels else None
 
 
 def pool_response(pool: PoolInfo) -> PoolResponse:
@@ -307,7 +320,7 @@ def pool_response(pool: PoolInfo) -> PoolResponse:
         timeout_secs=round(pool_timeout_s(labels) or 0),
         max_containers=pool.sizes.max,
         warm_containers=pool.sizes.warm,
-        network_policy=network(pool_network(labels)),
+        network_policy=None if (options := pool_network(labels)) is None else Network(**options.model_dump()),
     )
 
 

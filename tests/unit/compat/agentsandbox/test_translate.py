@@ -13,6 +13,7 @@ from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import CommandResult, ProcessOutcome
 from sandlot.model.ids import ProcessId, SandboxId
+from sandlot.model.network import MOST_OPEN
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import ExecutionId, ExecutionRecord, FileId, FileRecord
 from sandlot.model.specs import MAX_CODE_BYTES
@@ -117,3 +118,8 @@ def finished(stdout: bytes, stderr: bytes) -> CommandResult:
     for capture, data in zip(captures, (stdout, stderr), strict=True):
         capture.add(data)
     return CommandResult(OUTCOME, captures[0], captures[1])
+
+
+def test_network_is_as_open_as_it_is_allowed() -> None:
+    assert translate.session_params({}, PRINCIPAL).network == MOST_OPEN
+    assert translate.single_run_params(PRINCIPAL).network == MOST_OPEN

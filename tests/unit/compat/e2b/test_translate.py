@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import parse_qs, quote, urlencode
@@ -20,7 +21,7 @@ from sandlot.compat.e2b_conventions import metadata_filter
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
 from sandlot.model.executions import CellError, CellStarted, CodeEnded, CodeEvent, CodeStatus, Display, Output, OutputGap
 from sandlot.model.ids import ProcessId
-from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
 from sandlot.model.states import State, is_terminal
 from sandlot.web.streaming import StreamEvent
 from tests.support.cases import cases
@@ -42,9 +43,6 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
     [
         {"iam": {"tokens": {"x": {}}}},
         {"iam": {"other": 1}},
-        {"network": {"allowOut": ["1.1.1.1"]}},
-        {"network": {"denyOut": ["1.1.1.1"]}},
-        {"network": {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1"]}},
         {"network": {"dnsServers": ["1.1.1.1"]}},
         {"network": {"egressProxy": {"address": "x"}}},
         {"network": {"httpsPorts": [443]}},
@@ -58,14 +56,80 @@ def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
         translate.create_params(body(**more), 300)
 
 
-def test_network_is_closed_by_either_field() -> None:
-    assert translate.network_policy(allow=None, network=NetworkOptions.model_validate({"denyOut": ["0.0.0.0/0"]})) == NetworkPolicy(NetworkMode.NONE)
-    assert translate.network_policy(allow=False, network=None) == NetworkPolicy(NetworkMode.NONE)
-    assert translate.network_policy(allow=None, network=None) is None
+def internet(*, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> NetworkUpTo:
+    return NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, network_entries(allow, deny, allow_first=True)))
 
 
-def test_internet_access_is_the_default_network() -> None:
-    assert translate.create_params(body(allow_internet_access=True), 300).network is None
+def allowlist(*allow: str) -> NetworkPolicy:
+    return NetworkPolicy(NetworkMode.ALLOWLIST, network_entries(allow), packages=False)
+
+
+@cases(
+    "allow, network, policy",
+    [
+        (None, None, MOST_OPEN),
+        (True, None, MOST_OPEN),
+        (None, {}, MOST_OPEN),
+        (False, None, NetworkPolicy(NetworkMode.NONE)),
+        (None, {"denyOut": ["0.0.0.0/0"]}, NetworkPolicy(NetworkMode.NONE)),
+        (True, {"denyOut": ["0.0.0.0/0", "8.8.8.8"]}, NetworkPolicy(NetworkMode.NONE)),
+        (None, {"denyOut": ["0.0.0.0/0"], "allowOut": ["1.1.1.1", "example.com"]}, allowlist("1.1.1.1", "example.com")),
+        (False, {"allowOut": ["*.example.com"]}, allowlist("**.example.com")),
+        (None, {"denyOut": ["0.0.0.0/0", "1.1.1.0/24"], "allowOut": ["1.1.1.1"]}, allowlist("1.1.1.1")),
+        (None, {"denyOut": ["10.0.0.0/8"]}, internet(deny=["10.0.0.0/8"])),
+        (True, {"denyOut": ["1.1.1.0/24"], "allowOut": ["1.1.1.1"]}, internet(allow=["1.1.1.1"], deny=["1.1.1.0/24"])),
+        (None, {"allowOut": ["0.0.0.0/0"], "denyOut": ["0.0.0.0/0"]}, MOST_OPEN),
+    ],
+)
+def test_network_fields_are_a_policy_in_which_allowed_destinations_come_first(
+    allow: bool | None,  # noqa: FBT001 - a field of a body
+    network: dict[str, Any] | None,
+    policy: NetworkPolicy | NetworkUpTo,
+) -> None:
+    options = None if network is None else NetworkOptions.model_validate(network)
+    assert translate.network_policy(allow=allow, network=options) == policy
+
+
+@cases(
+    "network, field",
+    [
+        ({"allowOut": ["example.com"]}, "network.allowOut"),
+        ({"allowOut": ["1.1.1.1", "*.example.com"], "denyOut": ["8.8.8.8"]}, "network.allowOut"),
+        ({"denyOut": ["example.com"]}, "network.denyOut"),
+        ({"denyOut": ["0.0.0.0/0", "example.com"]}, "network.denyOut"),
+        ({"allowOut": ["*"], "denyOut": ["0.0.0.0/0"]}, "network.allow"),
+    ],
+)
+def test_invalid_network_is_refused_with_its_field(network: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        translate.create_params(body(network=network), 300)
+    assert refused.value.fields["field"] == field
+
+
+def test_sandbox_of_a_snapshot_keeps_its_policy_unless_the_request_limits_it() -> None:
+    unlimited: list[dict[str, Any]] = [{}, {"allow_internet_access": True}, {"network": {}}]
+    for more in unlimited:
+        assert translate.create_params(body(**more), 300, snapshot="s").network is None
+    assert translate.create_params(body(allow_internet_access=False), 300, snapshot="s").network == NetworkPolicy(NetworkMode.NONE)
+
+
+@cases(
+    "policy, allows, allowed, denied",
+    [
+        (NetworkPolicy(NetworkMode.NONE), False, [], ["0.0.0.0/0"]),
+        (NetworkPolicy(), None, [], ["0.0.0.0/0"]),
+        (allowlist("1.1.1.1", "**.example.com", "*.a.com"), None, ["1.1.1.1", "*.example.com", "*.a.com"], ["0.0.0.0/0"]),
+        (internet().policy, True, [], []),
+        (internet(allow=["1.1.1.1"], deny=["1.1.1.0/24"]).policy, True, ["1.1.1.1"], ["1.1.1.0/24"]),
+    ],
+)
+def test_sandbox_shows_its_effective_policy(
+    policy: NetworkPolicy,
+    allows: bool | None,  # noqa: FBT001 - a row
+    allowed: list[str],
+    denied: list[str],
+) -> None:
+    assert translate.network_object(policy) == {"allowInternetAccess": allows, "network": {"allowOut": allowed, "denyOut": denied}}
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))

@@ -19,6 +19,7 @@ from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceede
 from sandlot.model.executions import CellError, CodeResult, CommandResult, Display, ProcessOutcome
 from sandlot.model.executions import CodeStatus as CellOutcome
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, new_sandbox_id
+from sandlot.model.network import MOST_OPEN
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.sandboxes import SandboxInfo
 from sandlot.model.specs import MAX_ARG_BYTES, MAX_CODE_BYTES, SandboxSpec, User
@@ -183,3 +184,8 @@ def test_split_utf8_characters_are_joined() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------------- files
+
+
+def test_network_is_as_open_as_it_is_allowed_or_that_of_the_snapshot() -> None:
+    assert translate.create_params(CreateSandboxRequest(), UNBOUNDED).network == MOST_OPEN
+    assert translate.create_params(CreateSandboxRequest(from_snapshot="s"), UNBOUNDED).network is None

@@ -6,10 +6,12 @@ import pytest
 
 from sandlot.compat.sandbase import translate, webhook_payload
 from sandlot.compat.sandbase.schemas import CreateSandboxRequest
-from sandlot.model.errors import InvalidRequestError, UnsupportedError
+from sandlot.model.errors import InvalidRequestError
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo
 from sandlot.model.records import EVENT_TYPES
 from sandlot.model.states import State
 from sandlot.testing.stores.webhooks import webhook
+from tests.support.cases import cases
 
 KNOWN = ("base", "code-interpreter")
 
@@ -19,14 +21,17 @@ def body(**fields: object) -> CreateSandboxRequest:
 
 
 def test_unsupported_create_options_are_refused() -> None:
-    with pytest.raises(UnsupportedError):
-        translate.create_params(body(allowInternetAccess=True), KNOWN)
     with pytest.raises(InvalidRequestError):
         translate.create_params(body(metadata={"sandlot.api": "x"}), KNOWN)
     for seconds in (0, -1, 0.5, 3600.5, float("inf"), float("nan"), 1e300):
         with pytest.raises(InvalidRequestError):
             translate.timeout_s(seconds)
     assert translate.timeout_s(None) == 300
+
+
+@cases("allow, network", [(None, MOST_OPEN), (True, MOST_OPEN), (False, NetworkPolicy(NetworkMode.NONE))])
+def test_internet_access_is_as_open_as_it_is_allowed(allow: bool | None, network: NetworkPolicy | NetworkUpTo) -> None:  # noqa: FBT001 - a field
+    assert translate.create_params(body(allowInternetAccess=allow), KNOWN).network == network
 
 
 def test_every_state_has_a_status() -> None:

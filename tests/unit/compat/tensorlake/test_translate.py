@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from sandlot.compat.tensorlake import translate
-from sandlot.compat.tensorlake.control.schemas import CreateSandboxRequest
+from sandlot.compat.tensorlake.control.schemas import (
+    CreateSandboxRequest,
+    Network,
+    NetworkOptions,
+    PoolRequest,
+    ResourceOptions,
+    UpdateSandboxRequest,
+)
 from sandlot.compat.tensorlake.runtime import translate as inner
 from sandlot.compat.tensorlake.runtime.lines import MAX_LINE_BYTES, LineBuffer
 from sandlot.compat.tensorlake.runtime.schemas import StartProcessRequest
@@ -13,6 +23,7 @@ from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import Output, OutputGap, ProcessOutcome
 from sandlot.model.ids import ProcessId
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
 from sandlot.model.specs import SnapshotKind, User
 from sandlot.model.states import State
 from tests.support.cases import cases
@@ -125,3 +136,57 @@ def test_endless_line_is_split() -> None:
         assert sum(len(text) for _, text in [*told, *lines.end()]) == 300 * len(piece)
         assert max(len(text) for _, text in told) <= MAX_LINE_BYTES + len(piece)
         assert buffers.taken_bytes == 0
+
+
+def internet(*, deny: Sequence[str] = ()) -> NetworkUpTo:
+    return NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, network_entries(deny=deny)))
+
+
+def allowlist(*allow: str, deny: Sequence[str] = ()) -> NetworkPolicy:
+    return NetworkPolicy(NetworkMode.ALLOWLIST, network_entries(allow, deny), packages=False)
+
+
+NETWORKS: list[tuple[dict[str, Any] | None, NetworkPolicy | NetworkUpTo]] = [
+    (None, MOST_OPEN),
+    ({}, MOST_OPEN),
+    ({"allow_internet_access": False}, NetworkPolicy(NetworkMode.NONE)),
+    ({"allow_internet_access": False, "deny_out": ["8.8.8.8"]}, NetworkPolicy(NetworkMode.NONE)),
+    ({"deny_out": ["ads.example.com", "10.0.0.0/8"]}, internet(deny=["ads.example.com:*", "10.0.0.0/8"])),
+    ({"allow_out": ["8.8.8.8", "example.com:443"]}, allowlist("8.8.8.8", "example.com:*")),
+    ({"allow_out": ["example.com"], "deny_out": ["8.8.8.8:53"]}, allowlist("example.com:*", deny=["8.8.8.8"])),
+    ({"allow_internet_access": False, "allow_out": ["8.8.8.0/24"]}, allowlist("8.8.8.0/24")),
+]
+
+
+@cases("given, policy", NETWORKS)
+def test_network_is_a_policy_in_which_denied_destinations_come_first(given: dict[str, Any] | None, policy: NetworkPolicy | NetworkUpTo) -> None:
+    options = None if given is None else NetworkOptions.model_validate(given)
+    assert translate.create_params(CreateSandboxRequest(network=options)).network == policy
+    assert translate.update_params(UpdateSandboxRequest(network=options)).network == policy, "null clears, other values set"
+    pool = PoolRequest(image="base", resources=ResourceOptions(), network=options)
+    assert translate.network_policy(translate.pool_network(translate.pool_labels(pool))) == policy
+
+
+def test_omitted_network_is_kept() -> None:
+    assert translate.update_params(UpdateSandboxRequest(name="x")).network is None
+    assert translate.create_params(CreateSandboxRequest(snapshot_id="s")).network is None
+
+
+@cases("given", [{"allow_internet_access": False, "allow_out": ["8.8.8.8", "example.com"]}, {"allow_out": ["*"]}, {"deny_out": ["a..com"]}])
+def test_invalid_network_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        translate.create_params(CreateSandboxRequest(network=NetworkOptions.model_validate(given)))
+
+
+@cases(
+    "policy, shown",
+    [
+        (NetworkPolicy(NetworkMode.NONE), Network(allow_internet_access=False)),
+        (NetworkPolicy(), Network(allow_internet_access=False)),
+        (internet().policy, None),
+        (internet(deny=["a.com:*"]).policy, Network(allow_internet_access=True, deny_out=["a.com"])),
+        (allowlist("a.com:*", deny=["8.8.8.8"]), Network(allow_internet_access=True, allow_out=["a.com"], deny_out=["8.8.8.8"])),
+    ],
+)
+def test_sandbox_shows_its_effective_policy(policy: NetworkPolicy, shown: Network | None) -> None:
+    assert translate.network(policy) == shown

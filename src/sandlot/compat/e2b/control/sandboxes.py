@@ -255,9 +255,12 @@ async def resume_legacy(sandbox: str, request: Request, body: ResumeRequest | No
 
 @router.put("/sandboxes/{sandbox}/network")
 async def update_network(sandbox: str, body: UpdateNetworkRequest, request: Request) -> Response:
-    """Accept the current network policy of a sandbox, and refuse any other."""
-    found = await find(get_node(request), get_principal(request), sandbox)
-    translate.check_same_network(found, translate.network_policy(allow=body.allow_internet_access, network=body))
+    """Replace the network policy of a sandbox as a whole. Omitted fields are cleared."""
+    node, principal = get_node(request), get_principal(request)
+    found = await find(node, principal, sandbox)
+    policy = translate.network_policy(allow=body.allow_internet_access, network=body)
+    with as_control_error(sandbox):
+        await node.sandboxes.update(principal, found.id, UpdateSandboxParams(network=policy))
     return Response(status_code=204)
 
 

@@ -95,7 +95,7 @@ async def claim_sandbox(pool: str, request: Request, body: ClaimRequest | None =
         limits=LimitsChange.to(found.limits),
         metadata={VENDOR_KEY: VENDOR, POOL_KEY: found.id, **{name: value for name, value in found.metadata.items() if name == IMAGE_KEY}},
         timeout_s=translate.pool_timeout_s(found.metadata),
-        network=translate.pool_network(found.metadata),
+        network=translate.network_policy(translate.pool_network(found.metadata)),
         volumes=translate.volumes((body or ClaimRequest()).file_systems),
     )
     sandbox = await cancel_on_disconnect(request, node.sandboxes.create(get_principal(request), params))

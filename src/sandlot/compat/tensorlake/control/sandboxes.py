@@ -65,9 +65,9 @@ async def get_sandbox(sandbox: str, request: Request) -> Response:
 
 @CONTROL.route("PATCH", _SANDBOX)
 async def update_sandbox(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
-    """Change the name, the limits or ``auto_resume`` of a sandbox."""
+    """Change the name, the limits, the network or ``auto_resume`` of a sandbox."""
     found = await resolve_sandbox(request, sandbox)
-    params = translate.update_params(body, found)
+    params = translate.update_params(body)
     return _sandbox_response(request, await get_node(request).sandboxes.update(get_principal(request), found.id, params))
 
 

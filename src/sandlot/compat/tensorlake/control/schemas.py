@@ -150,7 +150,7 @@ class Resize(ResponseModel):
 
 
 class Network(ResponseModel):
-    """A closed network."""
+    """Network of a sandbox or pool."""
 
     allow_internet_access: bool = False
     allow_out: list[str] = Field(default_factory=list)
