@@ -147,7 +147,12 @@ class LocalService:
 
 @contextmanager
 def local_service(
-    env: Mapping[str, str] | None = None, *, isolation: str | None = None, roots: Path | None = None, preloaded: bool = True
+    env: Mapping[str, str] | None = None,
+    *,
+    isolation: str | None = None,
+    roots: Path | None = None,
+    program: str = "sandlot.server",
+    preloaded: bool = True,
 ) -> Iterator[LocalService]:
     """A service for some tests; afterwards it must have ended well and left nothing on the host.
 
@@ -155,14 +160,18 @@ def local_service(
         env: Settings and anything else for its environment.
         isolation: What its sandboxes are unless a test says otherwise; the service then allows every one of :data:`ISOLATIONS`.
         roots: A folder whose folders are its templates (``served.py``), in place of the image store's.
+        program: As for :class:`LocalService`; one of ``tests.support`` is found.
         preloaded: As for :class:`LocalService`.
     """
     allowed = {} if isolation is None else {"SANDLOT_ISOLATION_ALLOWED": ",".join(ISOLATIONS)}
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
-    own = {} if roots is None else {"SANDLOT_TEST_ROOTS": str(roots), "PYTHONPATH": path}
-    program = "sandlot.server" if roots is None else "tests.support.served"
+    if roots is not None and program == "sandlot.server":
+        program = "tests.support.served"
+    own = {} if program == "sandlot.server" else {"PYTHONPATH": path}
+    if roots is not None:
+        own["SANDLOT_TEST_ROOTS"] = str(roots)
     service = LocalService(folder, {**allowed, **own, **(env or {})}, isolation=isolation, program=program, preloaded=preloaded)
     try:
         service.start()

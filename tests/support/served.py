@@ -51,6 +51,11 @@ class Folders:
         return hashlib.sha256(str(self._folder / name).encode()).hexdigest()
 
 
-if __name__ == "__main__":
+def use_folders() -> None:
+    """Let the service of this process have the folders of ``SANDLOT_TEST_ROOTS`` as templates."""
     vars(process)["open_service"] = functools.partial(composition.open_service, templates=Folders(Path(os.environ[ROOTS])))
+
+
+if __name__ == "__main__":
+    use_folders()
     sys.exit(main(["--local"]))

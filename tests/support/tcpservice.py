@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.localservice import LocalService
-from tests.support.preloaded import start_service
+from tests.support.preloaded import start_interpreter, start_service
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle
 
@@ -25,10 +25,11 @@ class TcpService(LocalService):
     Args:
         data_dir: Its state directory; an earlier service's can be taken over.
         env: Settings and anything else for its environment.
+        program: The module that is the service. One of ``tests.support`` gets an interpreter of its own.
     """
 
-    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(data_dir)
+    def __init__(self, data_dir: Path, env: Mapping[str, str] | None = None, program: str = "sandlot.server") -> None:
+        super().__init__(data_dir, program=program)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.environ = {**os.environ, **(env or {}), "SANDLOT_DATA_DIR": str(data_dir)}
@@ -42,7 +43,8 @@ class TcpService(LocalService):
     def launch(self) -> None:
         """Start it."""
         argv = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._process = start_service("sandlot.server", argv, self.environ, self.data_dir / "service.log")
+        start = start_service if self._program == "sandlot.server" else start_interpreter
+        self._process = start(self._program, argv, self.environ, self.data_dir / "service.log")
 
     def key(self, name: str, *options: str) -> str:
         """Create an API key.
@@ -67,17 +69,20 @@ class TcpService(LocalService):
 
 
 @contextmanager
-def tcp_service(env: Mapping[str, str] | None = None, *, isolation: str = "gvisor") -> Iterator[TcpService]:
+def tcp_service(env: Mapping[str, str] | None = None, *, isolation: str = "gvisor", program: str = "sandlot.server") -> Iterator[TcpService]:
     """Run a service for some tests. Afterwards it must have ended well and left nothing on the host.
 
     Args:
         env: Settings and anything else for its environment.
         isolation: The only isolation that its sandboxes have.
+        program: As for :class:`TcpService`.
     """
     own = {"SANDLOT_ISOLATION_DEFAULT": isolation, "SANDLOT_ISOLATION_ALLOWED": isolation}
+    if program != "sandlot.server":
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    service = TcpService(folder, {**own, **(env or {})})
+    service = TcpService(folder, {**own, **(env or {})}, program)
     try:
         service.start()
         yield service

@@ -83,6 +83,7 @@ from sandlot.core.webhooks.delivery import WebhookDispatcher
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.drivers.oci.paths import sandboxes_folder
 from sandlot.drivers.registry import DriverSettings, driver_names, open_driver
+from sandlot.egress.gateway.gateway import Gateway
 from sandlot.egress.outbound.client import OutboundHttpClient
 from sandlot.egress.outbound.connector import Connector, is_own_address
 from sandlot.egress.packages.cache import PackageCache
@@ -181,7 +182,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         clock: Clock of the service. None: the clock of the machine.
         read_host: Function that reads the host's resources. None: the resources of this machine.
         packages: Package indexes. None: a cache of the indexes for which the machine is configured.
-        gateway: Network gateway. None: sandboxes reach no other hosts.
+        gateway: Network gateway. None: a gateway that uses the network of this machine.
         store: Repositories; the caller opens and closes them. None: the database of the settings.
         blobs: Contents of stored files. None: the folder of the settings.
         keep: Leave the sandboxes running for the next service when this service stops. False: the sandboxes are removed.
@@ -245,7 +246,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         memory_images = MemoryImages(settings.saved)
 
         # Executions
-        network_access = NetworkAccess(gateway, events, clock)
+        network_access = NetworkAccess(gateway or _gateway(settings, opened), events, clock)
         package_access = PackageAccess(packages, network_access)
         executions = Executions(execution_log, counter, package_access)
         stdin = StdinManager()
@@ -495,6 +496,13 @@ async def _restart_on_defect(work: Callable[[], Coroutine[Any, Any, None]], metr
             metrics.store_failed("defect")
             _log.exception("records.internal_error")
             await asyncio.sleep(1)
+
+
+def _gateway(settings: Settings, opened: AsyncExitStack) -> Gateway:
+    """Return a network gateway with a connector of its own: lookups of sandboxes take no threads from those of webhooks."""
+    connector = Connector(settings.network_private)
+    opened.callback(connector.close)
+    return Gateway(connector, mbit=settings.network_mbit or None)
 
 
 @asynccontextmanager

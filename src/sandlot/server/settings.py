@@ -222,6 +222,7 @@ class Settings:
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
         network_allowed: Network modes that create requests may choose: ``none``, ``packages``, ``allowlist`` and ``internet``. Default: all modes for
             operators and local services, and all but ``internet`` for API keys.
+        network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
         network_private: Networks that sandboxes and webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host
             must be listed alone, such as ``127.0.0.1``.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
@@ -264,6 +265,7 @@ class Settings:
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
     network_allowed: Annotated[tuple[NetworkMode, ...] | None, PlainValidator(_modes), NoDecode] = None
+    network_mbit: Annotated[int, _whole(0, 100_000)] = 0
     network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
     idle_exit_s: Annotated[float, _number(1.0)] = 600.0

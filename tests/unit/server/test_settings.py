@@ -75,6 +75,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "suspended_keep_s": ("63", 63),
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
+    "network_mbit": ("100", 100),
     "network_allowed": ("internet, NONE,", (NetworkMode.NONE, NetworkMode.INTERNET)),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "low_latency": ("on", "on"),

@@ -1,0 +1,156 @@
+"""Promise: each network setting of a vendor's client has its effect inside the sandbox. The clients are the vendors' own."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from e2b import Sandbox as E2BSandbox
+from e2b import SandboxNetworkUpdate
+from tensorlake.sandbox import NetworkConfig, SandboxClient
+
+from tests.support.internet import RESOLVER, Internet, http_reply
+from tests.support.internet_service import NETNS, RESOLV_CONF
+from tests.support.tcpservice import TcpService, tcp_service
+
+ADDRESS, OTHER = "23.10.0.1", "23.10.0.2"
+HOSTS = ("a.example.com", "b.example.com", "x.a.example.com", ADDRESS, OTHER)
+PROBE = "for host in {}; do curl -s -o /dev/null -m 20 -w '%{{http_code}} ' http://$host/; done; true"
+ALL = {"a.example.com", "b.example.com", "x.a.example.com", ADDRESS, OTHER}
+EVERYWHERE = "0.0.0.0/0"
+CREATED: Sequence[tuple[str, Mapping[str, Any], set[str]]] = [
+    ("nothing", {}, ALL),
+    ("open", {"allow_internet_access": True}, ALL),
+    ("closed", {"allow_internet_access": False}, set()),
+    ("all denied", {"network": {"deny_out": [EVERYWHERE]}}, set()),
+    ("one name allowed", {"network": {"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]}}, {"a.example.com"}),
+    ("subdomains allowed", {"network": {"allow_out": ["*.a.example.com"], "deny_out": [EVERYWHERE]}}, {"x.a.example.com"}),
+    ("address denied", {"network": {"deny_out": [ADDRESS]}}, {"b.example.com", OTHER}),
+    ("allow before deny", {"network": {"allow_out": [ADDRESS], "deny_out": ["23.10.0.0/16"]}}, {ADDRESS}),
+]
+"""Arguments of E2B's ``Sandbox.create``, and the hosts that can be reached."""
+
+
+@pytest.fixture(scope="module")
+def service(net: Internet) -> Iterator[TcpService]:
+    """A service on TCP that allows all modes. The clients reach it by the same port of the host."""
+    net.names |= {"a.example.com": [ADDRESS], "b.example.com": [OTHER], "x.a.example.com": [ADDRESS]}
+    net.serve((ADDRESS, 80), (OTHER, 80), reply=http_reply)
+    with tempfile.TemporaryDirectory() as folder:
+        resolv_conf = Path(folder) / "resolv.conf"
+        resolv_conf.write_text(f"nameserver {RESOLVER}\noptions timeout:2 attempts:1\n")
+        env = {NETNS: net.inside.path, RESOLV_CONF: str(resolv_conf), "SANDLOT_NETWORK_ALLOWED": "none,packages,allowlist,internet"}
+        with tcp_service(env, program="tests.support.internet_service") as running:
+            port = running.port
+            net.forward(socket.create_server(("127.0.0.1", port)), lambda: net.inside.call(lambda: socket.create_connection(("127.0.0.1", port))))
+            yield running
+
+
+@pytest.fixture(scope="module")
+def key(service: TcpService) -> str:
+    return service.key("clients")
+
+
+@pytest.fixture
+def e2b(service: TcpService, key: str) -> Iterator[Callable[..., E2BSandbox]]:
+    """Create sandboxes by E2B's client."""
+    made = []
+
+    def create(**options: Any) -> E2BSandbox:  # noqa: ANN401 - arguments of the client
+        made.append(E2BSandbox.create(template="base", api_key=key, api_url=f"{service.url}/e2b", sandbox_url=f"{service.url}/e2b", **options))
+        return made[-1]
+
+    yield create
+    for sandbox in made:
+        sandbox.kill()
+
+
+@pytest.fixture(scope="module")
+def tensorlake(service: TcpService, key: str) -> Iterator[SandboxClient]:
+    with pytest.deprecated_call(), SandboxClient(api_url=f"{service.url}/tensorlake", api_key=key) as made:
+        yield made
+
+
+def reached(run: Callable[[str], str]) -> set[str]:
+    """Return the hosts that a sandbox reaches, by a function that runs a shell command in it."""
+    statuses = run(PROBE.format(" ".join(HOSTS))).split()
+    assert len(statuses) == len(HOSTS), statuses
+    return {host for host, status in zip(HOSTS, statuses, strict=True) if status == "200"}
+
+
+@pytest.mark.parametrize("options, hosts", [pytest.param(options, hosts, id=name) for name, options, hosts in CREATED])
+def test_network_of_an_e2b_sandbox(e2b: Callable[..., E2BSandbox], options: dict[str, Any], hosts: set[str]) -> None:
+    sandbox = e2b(**options)
+    assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == hosts
+
+
+def test_network_of_an_e2b_sandbox_is_replaced(e2b: Callable[..., E2BSandbox]) -> None:
+    sandbox = e2b()
+    changes: Sequence[tuple[SandboxNetworkUpdate, set[str]]] = (
+        ({"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]}, {"a.example.com"}),
+        ({"deny_out": [OTHER]}, {"a.example.com", "x.a.example.com", ADDRESS}),
+        ({"allow_internet_access": False}, set()),
+        ({}, ALL),
+    )
+    for change, hosts in changes:
+        sandbox.update_network(change)
+        assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == hosts, change
+
+
+@pytest.mark.parametrize(
+    "network, hosts",
+    [
+        (None, ALL),
+        (NetworkConfig(allow_internet_access=True), ALL),
+        (NetworkConfig(allow_internet_access=False), set()),
+        (NetworkConfig(allow_out=["a.example.com"]), {"a.example.com"}),
+        (NetworkConfig(allow_out=["23.10.0.0/24"]), {ADDRESS, OTHER}),
+        (NetworkConfig(deny_out=["a.example.com"]), ALL - {"a.example.com"}),
+        (NetworkConfig(deny_out=[OTHER]), {"a.example.com", "x.a.example.com", ADDRESS}),
+    ],
+    ids=["nothing", "open", "closed", "name allowed", "network allowed", "name denied", "address denied"],
+)
+def test_network_of_a_tensorlake_sandbox(tensorlake: SandboxClient, network: NetworkConfig | None, hosts: set[str]) -> None:
+    created = tensorlake.create(network=network) if network is not None else tensorlake.create()
+    sandbox = tensorlake.connect(created.sandbox_id)
+    try:
+        assert reached(lambda command: str(sandbox.run("sh", ["-c", command]).stdout)) == hosts
+    finally:
+        tensorlake.delete(created.sandbox_id)
+
+
+def test_network_of_a_tensorlake_sandbox_is_replaced(tensorlake: SandboxClient) -> None:
+    id_ = tensorlake.create(network=NetworkConfig(allow_out=["a.example.com"])).sandbox_id
+    sandbox = tensorlake.connect(id_)
+    try:
+        for network, hosts in (
+            (NetworkConfig(allow_out=["b.example.com"]), {"b.example.com"}),
+            (NetworkConfig(allow_internet_access=False), set()),
+            (NetworkConfig(deny_out=["b.example.com"]), ALL - {"b.example.com"}),
+        ):
+            tensorlake.update_sandbox(id_, network=network)
+            assert reached(lambda command: str(sandbox.run("sh", ["-c", command]).stdout)) == hosts
+    finally:
+        tensorlake.delete(id_)
+
+
+@pytest.mark.parametrize("options, hosts", [({}, ALL), ({"allowInternetAccess": True}, ALL), ({"allowInternetAccess": False}, set())])
+def test_network_of_a_sandbase_sandbox(service: TcpService, key: str, options: dict[str, Any], hosts: set[str]) -> None:
+    with requests.Session() as session:
+        session.headers["Authorization"] = f"Bearer {key}"
+        url = f"{service.url}/sandbase/sandboxes"
+        created = session.post(url, json={"templateID": "base", **options}, timeout=60)
+        assert created.status_code == 201, created.text
+        one = f"{url}/{created.json()['sandboxID']}"
+
+        def run(command: str) -> str:
+            done = session.post(f"{one}/processes", json={"cmd": "sh", "args": ["-c", command], "timeout": 120}, timeout=150)
+            return str(done.json()["stdout"])
+
+        assert reached(run) == hosts
+        session.delete(one, timeout=60)
