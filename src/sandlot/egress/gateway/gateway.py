@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import structlog
 
 from sandlot.egress.gateway.activity import ActivityLog
 from sandlot.egress.gateway.connection import Access, Connection
+from sandlot.egress.gateway.dns import TYPES, MakeResolver, look_up, system_resolver
 from sandlot.egress.gateway.rate import RateLimit
 from sandlot.egress.outbound.connector import Connector
 from sandlot.egress.policy.decisions import PolicyDecisions
@@ -38,6 +39,11 @@ MAX_CONNECTS: Final = 64
 REPORT_S: Final = 1.0
 """Least number of seconds between two reports of refusals of one sandbox."""
 
+LOOKUPS_PER_S: Final = 20
+"""Lookups of records other than addresses that a sandbox may make in a second, after a burst of ``LOOKUPS_BURST``."""
+LOOKUPS_BURST: Final = 40
+
+_DNS_PORT: Final = 53
 _BYTES_OF_MBIT: Final = 125_000
 _log = structlog.get_logger("sandlot.egress")
 
@@ -49,11 +55,20 @@ class Gateway:
         connector: Resolves names and connects. It serves nothing but sandboxes, so that they delay no other part of the service.
         mbit: Rate limit of each sandbox in Mbit/s, for both directions together. None: no limit.
         now: Clock.
+        make_resolver: Returns the resolver for records other than addresses.
     """
 
-    def __init__(self, connector: Connector, *, mbit: int | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        mbit: int | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        make_resolver: MakeResolver = system_resolver,
+    ) -> None:
         self.connector = connector
         self.now = now
+        self.make_resolver = make_resolver
         self.open_connections = 0
         """Number of open connections of all sandboxes."""
         self._mbit = mbit
@@ -93,10 +108,11 @@ class GatewayNetwork:
         self._connections: set[Connection] = set()
         self._reported_s = -REPORT_S
         self._is_closed = False
+        self._lookup_rate = RateLimit(LOOKUPS_PER_S, burst_s=LOOKUPS_BURST / LOOKUPS_PER_S)
 
     def services(self) -> Mapping[str, GuestService]:
         """Return the services ``connect`` and ``dns`` for the guest of the sandbox."""
-        return {schema.CONNECT: _ConnectService(self)}
+        return {schema.CONNECT: _Service(self.connect, "host", "port"), schema.DNS: _Service(self.look_up, "name", "type")}
 
     def set_policy(self, policy: NetworkPolicy) -> None:
         """Decide about new connections and requests by another policy, and reset open connections that the policy does not allow."""
@@ -142,6 +158,21 @@ class GatewayNetwork:
             self._connections.discard(connection)
             self._gateway.open_connections -= 1
 
+    async def look_up(self, stream: GuestStream, name: object, type_: object) -> None:
+        """Serve a stream of the service ``dns``.
+
+        Args:
+            stream: Stream of the guest.
+            name: Name of the question, not checked.
+            type_: Type of the question, not checked.
+        """
+        host = _parse(name, _DNS_PORT).host if type(name) is str and type(type_) is str and type_ in TYPES else None
+        is_allowed = isinstance(host, str) and self._access.decisions.allows_name(host)
+        if not is_allowed or self._is_closed or not self._lookup_rate.try_take(1):
+            stream.reset("forbidden", "The lookup was refused.")
+            return
+        await stream.write(await look_up(str(host), str(type_), self._gateway.make_resolver))
+
     @property
     def _is_full(self) -> bool:
         return len(self._connections) >= MAX_CONNECTIONS or self._gateway.open_connections >= MAX_TOTAL_CONNECTIONS
@@ -156,15 +187,22 @@ class GatewayNetwork:
         self._on_refusal(record)
 
 
-class _ConnectService:
-    """The service ``connect`` of one sandbox."""
+class _Service:
+    """A service with two arguments.
 
-    def __init__(self, network: GatewayNetwork) -> None:
-        self._network = network
+    Args:
+        serve: Serves a stream.
+        names: Names of the arguments.
+    """
+
+    def __init__(self, serve: Callable[[GuestStream, object, object], Awaitable[None]], *names: str) -> None:
+        self._serve = serve
+        self._names = names
 
     async def serve(self, stream: GuestStream, args: Mapping[str, Any]) -> None:
-        """Serve one connection, until it ends."""
-        await self._network.connect(stream, args.get("host"), args.get("port"))
+        """Serve one stream, until it ends."""
+        first, second = (args.get(name) for name in self._names)
+        await self._serve(stream, first, second)
 
 
 def _parse(host: str, port: int) -> Destination | Refusal:

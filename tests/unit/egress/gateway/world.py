@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+from sandlot.egress.gateway.dns import MakeResolver, system_resolver
 from sandlot.egress.gateway.gateway import Gateway, GatewayNetwork
 from sandlot.egress.outbound.connector import Connector
 from sandlot.egress.policy.addresses import Address
@@ -140,9 +141,9 @@ async def serving(script: Script = echo, port: int = 0) -> AsyncIterator[Server]
 class Program:
     """A program with one captured connection, as the guest relays it."""
 
-    def __init__(self, peer: Peer, host: Any, port: Any) -> None:  # noqa: ANN401 - a hostile guest sends anything
+    def __init__(self, peer: Peer, service: str, **args: Any) -> None:  # noqa: ANN401 - a hostile guest sends anything
         self._peer = peer
-        self.stream = peer.open_service({"service": "connect", "args": {"host": host, "port": port}})
+        self.stream = peer.open_service({"service": service, "args": args})
         self._events = peer.services[self.stream]
         self._over = False
         self.received = bytearray()
@@ -218,7 +219,13 @@ class World:
 
     def connect(self, host: Any, port: Any) -> Program:  # noqa: ANN401
         """Open a connection to a destination."""
-        return Program(self.peer, host, port)
+        return Program(self.peer, "connect", host=host, port=port)
+
+    def look_up(self, name: Any, type_: Any) -> Program:  # noqa: ANN401
+        """Ask for records of a name."""
+        program = Program(self.peer, "dns", name=name, type=type_)
+        program.end()
+        return program
 
     @property
     def reasons(self) -> list[str]:
@@ -228,13 +235,18 @@ class World:
 
 @contextlib.asynccontextmanager
 async def sandbox(
-    policy: NetworkPolicy, *, names: Names | None = None, private: Sequence[str] = ("127.0.0.0/8",), mbit: int | None = None
+    policy: NetworkPolicy,
+    *,
+    names: Names | None = None,
+    private: Sequence[str] = ("127.0.0.0/8",),
+    mbit: int | None = None,
+    make_resolver: MakeResolver = system_resolver,
 ) -> AsyncIterator[World]:
     """Yield a sandbox whose gateway may reach loopback."""
     names = names or Names()
     reported: list[NetworkRefusal] = []
     connector = Connector([ip_network(each) for each in private], resolve=names, is_own=lambda _: False)
-    gateway = Gateway(connector, mbit=mbit)
+    gateway = Gateway(connector, mbit=mbit, make_resolver=make_resolver)
     network = gateway.open("sb", policy, reported.append)
     services = {name: service.serve for name, service in network.services().items()}
     try:
