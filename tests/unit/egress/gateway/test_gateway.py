@@ -1,0 +1,278 @@
+"""The gateway: TLS names, addresses, policy changes, limits and records, with real servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandlot.egress.gateway import gateway as module
+from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT
+from sandlot.model.network import NetworkMode, NetworkPolicy
+from tests.unit.egress.gateway.world import Names, allowing, echo, sandbox, serving, swallow, web
+
+INTERNET = NetworkPolicy(NetworkMode.INTERNET)
+
+
+def hello(name: str | None) -> bytes:
+    """Return a ClientHello that asks for a server."""
+    entry = b"" if name is None else b"\0" + len(name).to_bytes(2, "big") + name.encode()
+    names = len(entry).to_bytes(2, "big") + entry
+    extensions = b"" if name is None else b"\0\0" + len(names).to_bytes(2, "big") + names
+    body = b"\3\3" + bytes(32) + b"\0" + b"\0\2\x13\x01" + b"\1\0" + len(extensions).to_bytes(2, "big") + extensions
+    message = b"\1" + len(body).to_bytes(3, "big") + body
+    return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
+
+
+@pytest.mark.parametrize("name, passes", [("allowed.test", True), ("ALLOWED.TEST", True), ("other.test", False), (None, False)])
+@pytest.mark.parametrize("step", [1000, 1], ids=["whole", "split"])
+async def test_tls_reaches_the_named_server_only(name: str | None, step: int, *, passes: bool) -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        data = hello(name)
+        for start in range(0, len(data), step):
+            await program.send(data[start : start + step])
+            await asyncio.sleep(0)
+        if passes:
+            await program.read_until(data)
+        else:
+            assert await program.read_all() == ACCESS_DENIED_ALERT
+            assert not program.was_reset
+            assert server.bytes == b""
+            assert world.reasons == ["tls_name_mismatch"]
+
+
+async def test_refused_host_gets_an_alert_on_the_port_of_https() -> None:
+    async with sandbox(allowing("allowed.test")) as world:
+        program = world.connect("other.test", 443)
+        await program.send(hello("other.test"))
+        assert await program.read_all() == ACCESS_DENIED_ALERT
+        assert world.names.asked == []
+
+
+async def test_silent_program_is_refused_on_a_port_of_http() -> None:
+    async with sandbox(allowing("allowed.test")) as world:
+        program = world.connect("other.test", 80)
+        assert await program.read_all() == b""
+        assert program.was_reset
+
+
+async def test_denied_name_is_refused_behind_an_address() -> None:
+    async with serving(echo) as server, sandbox(allowing(f"127.0.0.1:{server.port}", deny=[f"other.test:{server.port}"])) as world:
+        program = world.connect("127.0.0.1", server.port)
+        await program.send(hello("other.test"))
+        assert await program.read_all() == ACCESS_DENIED_ALERT
+        assert server.bytes == b""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "2130706433",
+        "0x7f.1",
+        "localhost",
+        "a.localhost",
+        "::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "private.test",
+    ],
+)
+async def test_destination_that_is_not_public_is_not_connected(host: str) -> None:
+    names = Names({"private.test": ["127.0.0.1", "10.1.2.3"]})
+    async with serving(echo) as server, sandbox(INTERNET, names=names, private=()) as world:
+        program = world.connect(host, server.port)
+        assert await program.read_all() == b""
+        assert program.was_reset
+        assert server.connections == 0
+        assert world.reasons == ["address_not_public"]
+
+
+async def test_only_checked_addresses_of_a_name_are_tried() -> None:
+    names = Names({"mixed.test": ["127.0.0.2", *(f"10.0.0.{number}" for number in range(50)), "127.0.0.1"]})
+    async with serving(echo) as server, sandbox(allowing(f"mixed.test:{server.port}"), names=names, private=("127.0.0.1/32",)) as world:
+        program = world.connect("mixed.test", server.port)
+        await program.send(b"\0x")
+        await program.read_until(b"\0x")
+
+
+async def test_denied_address_of_an_allowed_name_is_not_tried() -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}", deny=["127.0.0.1"])) as world:
+        program = world.connect("allowed.test", server.port)
+        assert await program.read_all() == b""
+        assert server.connections == 0
+        assert world.reasons == ["host_not_allowed"]
+
+
+async def test_server_speaks_first() -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail\r\n")
+        while data := await reader.read(65536):
+            writer.write(b"250 " + data)
+
+    async with serving(greet) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        await program.read_until(b"220 mail\r\n")
+        await program.send(b"EHLO x\r\n")
+        await program.read_until(b"250 EHLO x\r\n")
+
+
+async def test_single_letters_reach_the_server() -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        await program.send(b"G")
+        await program.read_until(b"G")
+        await program.send(b"x")
+        await program.read_until(b"Gx")
+
+
+async def test_request_whose_first_letters_were_passed_on_is_decided() -> None:
+    async with serving(web) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        for host in (f"allowed.test:{server.port}", "other.test"):
+            server.bytes.clear()
+            program = world.connect("allowed.test", server.port)
+            await program.send(b"GE")
+            await server.read_until(b"GE")
+            await program.send(f"T / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            if host == "other.test":
+                assert b"403" in await program.read_all()
+                assert server.bytes == b"GE"
+            else:
+                await program.read_until(b"ok")
+                assert server.bytes == f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+
+
+async def test_policy_change_resets_connections_that_it_does_not_allow() -> None:
+    async with serving(echo) as first, serving(echo) as second, sandbox(allowing(f"allowed.test:{first.port}", f"other.test:{second.port}")) as world:
+        kept, cut = world.connect("allowed.test", first.port), world.connect("other.test", second.port)
+        for program in (kept, cut):
+            await program.send(b"\0x")
+            await program.read_until(b"\0x")
+        world.network.set_policy(allowing(f"allowed.test:{first.port}"))
+        assert await cut.read_all() == b"\0x"
+        assert cut.was_reset
+        await asyncio.wait_for(second.was_reset.wait(), 10)
+        await kept.send(b"y")
+        await kept.read_until(b"y")
+        late = world.connect("other.test", second.port)
+        assert await late.read_all() == b""
+        assert second.connections == 1
+
+
+async def test_policy_change_during_a_transfer_and_for_the_next_request() -> None:
+    async with serving(web) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        request = f"GET /b HTTP/1.1\r\nHost: allowed.test:{server.port}\r\n\r\n".encode()
+        program = world.connect("allowed.test", server.port)
+        await program.send(request)
+        await program.read_until(b"ok")
+        world.network.set_policy(allowing(f"GET allowed.test:{server.port}/a"))
+        await program.send(request)
+        assert b"path_not_allowed" in await program.read_all()
+        assert server.bytes == request
+
+
+async def test_closed_network_resets_and_refuses() -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        await program.send(b"\0x")
+        await program.read_until(b"\0x")
+        world.network.close()
+        world.network.close()
+        await program.read_all()
+        assert program.was_reset
+        late = world.connect("allowed.test", server.port)
+        await late.read_all()
+        assert late.was_reset
+        assert server.connections == 1
+
+
+async def test_connections_of_a_sandbox_and_of_all_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        await program.send(b"\0x")
+        await program.read_until(b"\0x")
+        for limit in ("MAX_CONNECTIONS", "MAX_TOTAL_CONNECTIONS"):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, limit, 1)
+                refused = world.connect("allowed.test", server.port)
+                await refused.read_all()
+                assert refused.was_reset
+        assert world.reasons == ["limit_exceeded"]
+        assert server.connections == 1
+
+
+async def test_server_that_does_not_read_stops_the_program() -> None:
+    released = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await released.wait()
+        await swallow(reader, writer)
+        writer.write_eof()
+
+    async with serving(wait) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        data = bytes(32 * 1024 * 1024)
+        sending = asyncio.create_task(program.send(data))
+        while world.peer.connection.room(program.stream):  # noqa: ASYNC110 - the link has no event for a full window
+            await asyncio.sleep(0.01)
+        assert not sending.done()
+        released.set()
+        await sending
+        program.end()
+        await program.read_all()
+        assert len(server.bytes) == len(data)
+
+
+async def test_refusals_are_folded_and_reported_at_most_once_a_second() -> None:
+    async with sandbox(allowing("allowed.test")) as world:
+        for host in ("other.test", "other.test", "third.test"):
+            await world.connect(host, 5432).read_all()
+        assert [(each.id, each.host, each.count) for each in world.network.activity().refusals] == [("1", "other.test", 2), ("2", "third.test", 1)]
+        assert [each.host for each in world.reported] == ["other.test"]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.one_of(
+        st.binary(max_size=300),
+        st.builds(
+            lambda *parts: b"".join(parts),
+            *[
+                st.sampled_from(
+                    [
+                        b"GET ",
+                        b"/a",
+                        b" HTTP/1.1\r\n",
+                        b"Host: ",
+                        b"other.test",
+                        b"\r\n",
+                        b"\r\n\r\n",
+                        b"\x16\3\1",
+                        b"\0",
+                        b"A",
+                        b"Transfer-Encoding: chunked\r\n",
+                        hello("other.test"),
+                    ]
+                )
+            ]
+            * 8,
+        ),
+    ),
+    step=st.integers(1, 40),
+)
+async def test_no_bytes_for_another_server_pass(data: bytes, step: int) -> None:
+    """Any bytes on a host of which only requests for ``/secret`` are allowed never reach the server."""
+    async with serving(echo) as server, sandbox(allowing(f"GET allowed.test:{server.port}/secret")) as world:
+        program = world.connect("allowed.test", server.port)
+        for start in range(0, len(data), step):
+            await program.send(data[start : start + step])
+            await asyncio.sleep(0)
+        program.end()
+        await program.read_all()
+        assert server.connections == 0
+        assert len(world.reasons) == 1
