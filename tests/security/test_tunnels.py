@@ -12,7 +12,7 @@ import pytest
 from sandlot import Network, Sandbox
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.model.specs import MIB
-from sandlot.protocol.schema import PACKAGES_PORT
+from sandlot.protocol.schema import GUEST_PORTS
 from sandlot.sdk import Tunnel
 from tests.support.inside import IN_CONTAINERS
 from tests.support.localservice import LocalService
@@ -52,8 +52,9 @@ def test_tunnel_reaches_neither_the_host_nor_another_sandbox_nor_the_service_por
             other.tunnel(port).close()
             with pytest.raises(NotFoundError):
                 sandbox.tunnel(port)
-    with pytest.raises(NotFoundError):
-        sandbox.tunnel(PACKAGES_PORT)
+    for port in GUEST_PORTS:
+        with pytest.raises(NotFoundError):
+            sandbox.tunnel(port)
 
 
 @IN_CONTAINERS

@@ -125,6 +125,7 @@ class GuestLifecycle:
         self._pid_limit.set(args["pids"])
         self._processors.show(args["processors"])
         _make_tmp()
+        self._network.set_local_domains(args["local_domains"] or ())
         self._network.on_wake(is_first=not earlier_id)
         self._arm_deadline(args["deadline_s"])
         connection.asleep = connection.armed = False
@@ -161,6 +162,11 @@ class GuestLifecycle:
             self._router.drop_all()
             self._loop.hold_clock()
         self._link.flush_soon()
+
+    def set_network(self, call: Call) -> None:
+        """Handle ``guest.network``: replace the local domains whose names get addresses."""
+        self._network.set_local_domains(call.args["local_domains"])
+        call.result()
 
     def set_deadline(self, call: Call) -> None:
         """Handle ``guest.deadline``: set, replace or remove the time at which the guest ends by itself."""

@@ -133,6 +133,7 @@ def start(loop: Loop, fd_in: int, fd_out: int, *, has_card: bool = False) -> Non
             "guest.info": lifecycle.info,
             "guest.limit": lifecycle.set_limits,
             "guest.checkpoint": lifecycle.checkpoint,
+            "guest.network": lifecycle.set_network,
             "guest.deadline": lifecycle.set_deadline,
             "guest.warm": lifecycle.warm,
             "guest.shutdown": lifecycle.shutdown,

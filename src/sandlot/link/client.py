@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sandlot.link import parse
 from sandlot.link.files import FileRequests
@@ -111,6 +111,7 @@ class Link:
         deadline_s: float | None,
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
+        local_domains: Sequence[str] = (),
         processors: int | None = None,
     ) -> str | None:
         """Wake a guest that is asleep after a boot, restore, fork or hibernation, and give the guest the identity of its sandbox.
@@ -124,6 +125,7 @@ class Link:
             pids: Maximum number of processes and threads.
             deadline_s: Seconds from now until the guest ends by itself; None sets no deadline. :meth:`set_deadline` can change the deadline.
             workspace: Default working folder.
+            local_domains: Domains of :meth:`set_local_domains`.
             memory_bytes: Memory limit of the sandbox in bytes; None if unknown. In gVisor, the guest kills the largest process
                 before the limit is reached, so that the host does not kill the whole sandbox.
             processors: Number of processors that programs in the sandbox see, at least 1. If fewer exist, programs see these. None leaves the number
@@ -149,6 +151,7 @@ class Link:
             "processors": processors,
             "deadline_s": deadline_s,
             "workspace": workspace,
+            "local_domains": list(local_domains),
         }
         python = await self._session.request("guest.wake", args, parse.python, while_asleep=True)
         self._session.transport.connection.asleep = False
@@ -218,6 +221,14 @@ class Link:
             ConflictError: More than ``pids`` processes and threads run now. Nothing was changed.
         """
         await self._session.request("guest.limit", {"pids": pids, "memory_bytes": memory_bytes, "processors": processors}, parse.nothing)
+
+    async def set_local_domains(self, domains: Sequence[str]) -> None:
+        """Replace the domains whose names get addresses inside although they end in ``.local`` or ``.internal`` (``model.network.local_domains``).
+
+        Args:
+            domains: Domains in lower case, without wildcards.
+        """
+        await self._session.request("guest.network", {"local_domains": list(domains)}, parse.nothing)
 
     async def quiesce(self, timeout_s: float = QUIESCE_TIMEOUT_S) -> None:
         """Quiesce the guest, as described in :meth:`LinkSession.quiesce`. Wait at most ``timeout_s`` seconds."""

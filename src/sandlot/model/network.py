@@ -28,6 +28,11 @@ METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "T
 RULE_EXAMPLE: Final = "api.example.com:443"
 """A valid rule, for hints."""
 
+LOCAL_DOMAINS: Final = ("local", "internal")
+"""Top-level domains of private networks. Their names get addresses in a sandbox only if the policy of the sandbox allows them."""
+MAX_LOCAL_DOMAINS: Final = 64
+MAX_LOCAL_DOMAINS_CHARS: Final = 2048
+"""Total length of the local domains that a guest is sent: they fit into one frame of the link, together with the rest of the message."""
 MAX_NAME_CHARS: Final = 253
 """Length of the longest host name (RFC 1035, 2.3.4)."""
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -216,6 +221,18 @@ def rule_error(message: str, hint: str, *, allow: bool, position: int, rule: str
     """
     fields = {"field": f"network.{'allow' if allow else 'deny'}", "position": position, "rule": rule[:256]}
     return InvalidRequestError(message, hint=f"{hint} Example of a valid rule: {RULE_EXAMPLE!r}.", fields=fields)
+
+
+def local_domains(policy: NetworkPolicy) -> tuple[str, ...]:
+    """Return the domains ending in ``.local`` or ``.internal`` that a policy allows, without wildcards, in order. Pure.
+
+    If they are too many or too long, all local names get addresses in the sandbox: return both top-level domains. The policy decides in any case.
+    """
+    hosts = (parse_rule(entry.rule).host for entry in policy.entries if entry.allow and any(f".{domain}" in entry.rule for domain in LOCAL_DOMAINS))
+    domains = tuple(dict.fromkeys(host for host in hosts if isinstance(host, str) and host.rpartition(".")[2] in LOCAL_DOMAINS))
+    if len(domains) > MAX_LOCAL_DOMAINS or sum(map(len, domains)) > MAX_LOCAL_DOMAINS_CHARS:
+        return LOCAL_DOMAINS
+    return domains
 
 
 def is_host_name(name: str) -> bool:

@@ -62,6 +62,8 @@ CAPTURE_PORT = 4478
 """Port on 127.0.0.1 inside the sandbox to which all TCP connections to other addresses are redirected."""
 DNS_PORT = 4453
 """Port on 127.0.0.1 inside the sandbox to which all DNS queries over UDP are redirected."""
+GUEST_PORTS = (PACKAGES_PORT, CAPTURE_PORT, DNS_PORT)
+"""Ports on 127.0.0.1 inside the sandbox that the guest itself uses."""
 
 OUTPUT_BUFFER_BYTES = 1024 * 1024
 """Number of output bytes that the guest keeps of each channel, so that a client that attaches later can read them. The newest bytes are kept."""
@@ -159,6 +161,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "processors": "int?",
             "deadline_s": "float?",
             "workspace": "str",
+            # As in ``guest.network``. None: no domain.
+            "local_domains": "list[str]?",
         },
         "events": {},
         "result": {"python": "str?"},
@@ -189,6 +193,8 @@ CALLS: dict[str, dict[str, Any]] = {
     # contains the kernel. lean: true to end the fork server as soon as the kernel is ready, which saves memory. When another kernel is
     # needed, the guest starts the fork server again.
     "guest.warm": {"args": {"lean": "bool?"}, "events": {}, "result": {}},
+    # local_domains: domains that get addresses, with all names below them, although they end in ``.local`` or ``.internal``. In lower case.
+    "guest.network": {"args": {"local_domains": "list[str]"}, "events": {}, "result": {}},
     "guest.deadline": {"args": {"deadline_s": "float?"}, "events": {}, "result": {}},
     "guest.shutdown": {"args": {}, "events": {}, "result": {}},
     "process.start": {

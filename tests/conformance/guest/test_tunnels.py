@@ -157,7 +157,7 @@ async def test_program_that_closed_its_half_still_reads(inside: Inside) -> None:
 
 
 async def test_port_without_a_listener_is_not_found(inside: Inside) -> None:
-    for port in (9, 48_000, schema.PACKAGES_PORT):
+    for port in (9, 48_000, *schema.GUEST_PORTS):
         with pytest.raises(NotFoundError) as refused:
             await inside.link.connect_port(port)
         assert refused.value.code is ErrorCode.PORT_NOT_FOUND

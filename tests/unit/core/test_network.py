@@ -132,6 +132,29 @@ async def test_suspended_sandbox_is_updated_without_a_resume(node: MemoryNode, g
     assert gateway.of(sandbox.id).policies == [replace(POLICY, generation=2)]
 
 
+async def test_guest_has_the_local_domains_of_the_policy_after_every_update_and_wake(node: MemoryNode, sandbox: Sandbox) -> None:
+    def allowing(name: str) -> NetworkPolicy:
+        return NetworkPolicy(NetworkMode.ALLOWLIST, network_entries([f"*.{name}"]))
+
+    await update(node, sandbox, allowing("one.internal"))
+    assert node.guest(sandbox).local_domains == ("one.internal",)
+    (fork,) = await node.services.sandboxes.fork(OPERATOR, sandbox.id, ForkParams())
+    assert node.guest(fork.id).local_domains == ("one.internal",)
+
+    await node.sandboxes.pause(OPERATOR, sandbox.id)
+    await update(node, sandbox, allowing("two.internal"))
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
+    assert node.guest(sandbox).local_domains == ("two.internal",)
+
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
+    await update(node, sandbox, allowing("three.internal"))
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
+    assert node.guest(sandbox).local_domains == ("three.internal",)
+
+    await update(node, sandbox, NetworkPolicy())
+    assert node.guest(sandbox).local_domains == ()
+
+
 async def test_update_of_an_ended_sandbox_is_refused(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.sandboxes.kill(OPERATOR, sandbox.id)
     with pytest.raises(SandboxEndedError):

@@ -113,6 +113,7 @@ class Machine:
             "processors": 1,
             "deadline_s": None,
             "workspace": str(self._workspace),
+            "local_domains": None,
         }
         self.lifecycle.wake(cast("Call", RecordingCall(args)))
         return list(self.steps)

@@ -42,6 +42,7 @@ PARSED = Entry("f", "/f", "file", 3, 0o644, 1000, 1000, 1, None)
 KERNEL = {"kernel": "k", "language": "bash", "cwd": "/tmp", "state": "idle", "execution_count": 3, "pid": None}
 
 CASES: dict[str, tuple[Callable[[Link], Awaitable[Any]], dict[str, Any], Any, dict[str, Any]]] = {
+    "guest.network": (lambda link: link.set_local_domains(("corp.internal",)), {}, None, {"local_domains": ["corp.internal"]}),
     "guest.deadline": (lambda link: link.set_deadline(2.5), {}, None, {"deadline_s": 2.5}),
     "guest.limit": (lambda link: link.set_limits(pids=70), {}, None, {"pids": 70, "memory_bytes": None, "processors": None}),
     "guest.checkpoint": (lambda link: link.checkpoint(armed=True), {}, None, {"armed": True}),

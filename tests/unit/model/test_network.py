@@ -9,7 +9,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.network import MAX_ENTRIES, MAX_RULE_CHARS, METHODS, NetworkEntry, NetworkMode, NetworkPolicy, NetworkRule, parse_rule
+from sandlot.model.network import (
+    MAX_ENTRIES,
+    MAX_RULE_CHARS,
+    METHODS,
+    NetworkEntry,
+    NetworkMode,
+    NetworkPolicy,
+    NetworkRule,
+    local_domains,
+    parse_rule,
+)
 
 ENTRY = NetworkEntry(allow=True, rule="example.com")
 
@@ -248,3 +258,20 @@ def test_policy_with_a_setting_that_its_mode_does_not_use_is_refused(fields: dic
 def test_policy_accepts_the_largest_number_of_entries() -> None:
     policy = NetworkPolicy(NetworkMode.ALLOWLIST, entries=(ENTRY,) * MAX_ENTRIES, unknown="ask")
     assert len(policy.entries) == MAX_ENTRIES
+
+
+@pytest.mark.parametrize(
+    "allow, expected",
+    [
+        (["example.com", "10.0.0.0/8"], ()),
+        (["db.corp.internal:5432", "*.lab.local", "**.corp.internal", "GET db.corp.internal/x"], ("db.corp.internal", "lab.local", "corp.internal")),
+        (["local.example.com", "x.local.example.com"], ()),
+        ([f"host{number}.internal" for number in range(64)], tuple(f"host{number}.internal" for number in range(64))),
+        ([f"host{number}.internal" for number in range(65)], ("local", "internal")),
+        ([f"{'x' * 60}.{'y' * 60}.z{number}.local" for number in range(17)], ("local", "internal")),
+    ],
+)
+def test_local_domains_are_those_of_rules_that_allow(allow: list[str], expected: tuple[str, ...]) -> None:
+    denied = [NetworkEntry(allow=False, rule="denied.internal")]
+    policy = NetworkPolicy(NetworkMode.ALLOWLIST, (*denied, *(NetworkEntry(allow=True, rule=rule) for rule in allow)))
+    assert local_domains(policy) == expected

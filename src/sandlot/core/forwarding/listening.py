@@ -5,7 +5,7 @@ The ports are in the tables of the sandbox's kernel: ``/proc/net/tcp`` and ``/pr
 Invariants:
 - No program is started inside the sandbox: the guest reads the two files.
 - A sandbox can forge its tables, so at most 1 MiB of each table is read, and invalid lines are skipped.
-- Sandlot's own listener inside the sandbox, which gives access to the package indexes, is not listed.
+- Ports of the guest itself are not listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.model.errors import NotFoundError
 from sandlot.model.sandboxes import ListeningPort
 from sandlot.model.specs import MIB, User
-from sandlot.protocol.schema import PACKAGES_PORT
+from sandlot.protocol.schema import GUEST_PORTS, LOOPBACK
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAX_BYTES = 1 * MIB
@@ -32,7 +32,7 @@ _FIELDS = 4
 """Number of fields that are read of a line. The fourth field is the state of the socket."""
 _V4_DIGITS, _V6_DIGITS = 8, 32
 """Hexadecimal digits of an IPv4 address and of an IPv6 address."""
-_SANDLOT_LISTENER = ("127.0.0.1", PACKAGES_PORT)
+_GUEST_LISTENERS = frozenset((LOOPBACK[0], port) for port in GUEST_PORTS)
 
 
 async def ports(sandbox: Sandbox) -> list[ListeningPort]:
@@ -48,7 +48,7 @@ async def ports(sandbox: Sandbox) -> list[ListeningPort]:
         finally:
             await download.aclose()
         found |= set(parse_table(content.decode("ascii", "replace").splitlines()))
-    return sorted(each for each in found if (each.address, each.port) != _SANDLOT_LISTENER)
+    return sorted(each for each in found if (each.address, each.port) not in _GUEST_LISTENERS)
 
 
 def parse_table(lines: Iterable[str]) -> list[ListeningPort]:

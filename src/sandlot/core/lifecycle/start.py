@@ -48,6 +48,7 @@ from sandlot.link.client import Link
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, SandboxEndedError, SandlotError
 from sandlot.model.faults import Fault
+from sandlot.model.network import local_domains
 from sandlot.model.pools import StartPath
 from sandlot.model.ports import Change, ExitReason
 from sandlot.model.specs import Shape
@@ -345,6 +346,7 @@ async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: Resolv
         processors=await supervisor.dependencies.drivers.shown_processors(sandbox.spec.isolation, sandbox.spec.limits),
         deadline_s=guest_deadline_s(timeout_s),
         workspace=sandbox.spec.cwd,
+        local_domains=local_domains(sandbox.spec.network),
     )
 
 
@@ -356,8 +358,9 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
         if link.asleep:
             await wake_guest(supervisor, link, await dependencies.templates.resolve(sandbox.spec.template))
         else:
-            # Sent even if the sandbox has no deadline: an update that was interrupted, and never recorded, may have set a deadline in the guest.
+            # All is sent, also if the sandbox has no deadline: an update that was interrupted may have changed it in the guest and not in the record.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))
+            await link.set_local_domains(local_domains(sandbox.spec.network))
             limits = sandbox.spec.limits
             processors = await dependencies.drivers.shown_processors(sandbox.spec.isolation, limits)
             with suppress(ConflictError):  # more processes run than the guest's limit allows; the host's limit still holds

@@ -34,6 +34,7 @@ from sandlot.core.resources.reservations import PRESSURE_RETRY_AFTER_S, Purpose
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.client import Link
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError, SandlotError, UnavailableError, UnsupportedError
+from sandlot.model.network import local_domains
 from sandlot.model.ports import DriverCapability, Exit, ExitReason, Instance, Resources
 from sandlot.model.sandboxes import SAME
 from sandlot.model.specs import OnTimeout
@@ -470,9 +471,13 @@ async def _freeze_anyway(sandbox: Sandbox, instance: Instance) -> None:
 
 
 async def _goes_on(sandbox: Sandbox, link: Link) -> None:
-    # The guest gets the two requests below in this order. The second request is sent without waiting for the response to the first.
-    deadline_s = guest_deadline_s(sandbox.spec.timeout_s)
-    await asyncio.gather(driver_step("go on", link.checkpoint(armed=False)), driver_step("go on", link.set_deadline(deadline_s)))
+    # The guest gets the requests below in this order. Each request is sent without waiting for the response to the one before.
+    await asyncio.gather(
+        driver_step("go on", link.checkpoint(armed=False)),
+        driver_step("go on", link.set_deadline(guest_deadline_s(sandbox.spec.timeout_s))),
+        # An update of a paused sandbox changes the policy without a request to the guest.
+        driver_step("go on", link.set_local_domains(local_domains(sandbox.spec.network))),
+    )
 
 
 async def _restart_timeout(sandbox: Sandbox) -> None:

@@ -40,7 +40,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.egress.policy import approvals
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandboxEndedError, SandlotError, UnsupportedError
-from sandlot.model.network import NetworkPolicy
+from sandlot.model.network import NetworkPolicy, local_domains
 from sandlot.model.network_activity import NetworkRefusal
 from sandlot.model.ports import Capabilities, Change, Usage
 from sandlot.model.sandboxes import RESERVED_PREFIX, LimitsChange, UpdateSandboxParams, check_reserved_names
@@ -304,6 +304,9 @@ async def _move_deadline_and_record(supervisor: SandboxSupervisor, params: Updat
             await driver_step("answer", supervisor.link.set_deadline(guest_deadline_s(params.timeout_s)))
             sandbox.deadline.extend(params.timeout_s)
         await _record(supervisor, params)
+    if params.network is not None:  # if the request fails, the guest gets the domains when it is woken or connected again
+        domains = local_domains(sandbox.spec.network)
+        await _attempt(lambda: driver_step("answer", supervisor.link.set_local_domains(domains), UNDO_TIMEOUT_S))
 
 
 async def _restore_guest_deadline(supervisor: SandboxSupervisor) -> None:

@@ -16,6 +16,8 @@ from sandlot.protocol.schema import NAMESERVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sandlot.guest.loop import Loop
     from sandlot.guest.streams import StreamRouter
 
@@ -31,13 +33,17 @@ class GuestNetwork:
         has_card: True if the driver has set up the card. Without the card, all methods do nothing.
     """
 
-    __slots__ = ("_capture", "_dns", "_has_card")
+    __slots__ = ("_capture", "_dns", "_has_card", "_table")
 
     def __init__(self, loop: Loop, router: StreamRouter, *, has_card: bool) -> None:
-        table = NameTable()
-        self._capture = CaptureListener(loop, router, table)
-        self._dns = DnsServer(loop, router, table)
+        self._table = NameTable()
+        self._capture = CaptureListener(loop, router, self._table)
+        self._dns = DnsServer(loop, router, self._table)
         self._has_card = has_card
+
+    def set_local_domains(self, domains: Iterable[str]) -> None:
+        """Replace the domains whose names get addresses although they end in ``.local`` or ``.internal``."""
+        self._table.local_domains = tuple(domains)
 
     def on_wake(self, *, is_first: bool) -> None:
         """Open the network.

@@ -57,8 +57,8 @@ class TunnelService:
         port = call.args["port"]
         if not 0 < port <= schema.MOST_PORT:
             raise RpcError("invalid_request", f"Port {port} is invalid.", f"Use a port from 1 to {schema.MOST_PORT}.")
-        if port == schema.PACKAGES_PORT:
-            raise RpcError("port_not_found", f"Port {port} is reserved for the package index.", "Let the program listen on another port.")
+        if port in schema.GUEST_PORTS:
+            raise RpcError("port_not_found", f"Port {port} is reserved for Sandlot.", "Let the program listen on another port.")
         if len(self.open) >= MAX_TUNNELS:
             raise RpcError("limit_exceeded", f"{MAX_TUNNELS} connections to ports of the sandbox are open, the maximum.", "Close a connection.")
         tunnel = Tunnel(self._loop, call, port, self.open)

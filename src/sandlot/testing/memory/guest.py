@@ -199,6 +199,7 @@ class MemoryGuest:
         self.pids = 0
         self.memory_bytes: int | None = None
         self.processors: int | None = None
+        self.local_domains: tuple[str, ...] = ()
         self.delay_s = 0.0
         self.is_silent = False
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -430,6 +431,7 @@ class MemoryGuest:
             "guest.limit": self._limit,
             "guest.checkpoint": self._checkpoint,
             "guest.warm": self._warm,
+            "guest.network": self._set_network,
             "guest.deadline": self._set_deadline,
             "guest.shutdown": self._shutdown,
             "file.read": self._read,
@@ -459,6 +461,7 @@ class MemoryGuest:
             self._began_s = self.timers.time_s()
         self.env, self.hostname, self.workspace = dict(args["env"]), args["hostname"], args["workspace"]
         self.pids, self.memory_bytes, self.processors = args["pids"], args["memory_bytes"], args["processors"]
+        self.local_domains = tuple(args["local_domains"] or ())
         self.files.write("/etc/hostname", self.hostname.encode(), 0)
         try:
             missing = self._missing(self.workspace)
@@ -501,6 +504,10 @@ class MemoryGuest:
         call.result()
 
     def _warm(self, call: Call) -> None:
+        call.result()
+
+    def _set_network(self, call: Call) -> None:
+        self.local_domains = tuple(call.args["local_domains"])
         call.result()
 
     def _set_deadline(self, call: Call) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandlot.core.forwarding.listening import parse_address, parse_table
+from sandlot.core.files import files
+from sandlot.core.forwarding.listening import parse_address, parse_table, ports
+from sandlot.core.sandbox import Sandbox
 from sandlot.model.sandboxes import ListeningPort
+from sandlot.protocol import schema
 
+EVERY = "0.0.0.0"  # noqa: S104 - an expected value, nothing is bound
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
 REST = "00000000:00000000 00:00000000 00000000  1000        0 12345 1 0000000000000000 100 0 0 10 0"
 TABLE = [
@@ -17,6 +23,36 @@ TABLE = [
     f"   1: 0100007F:0016 00000000:0000 0A {REST}",
     f"   2: 0100007F:C350 0100007F:1F40 01 {REST}",
 ]
+
+
+async def test_ports_of_the_guest_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [f"   {number}: 0100007F:{port:04X} 00000000:0000 0A {REST}" for number, port in enumerate(schema.GUEST_PORTS)]
+    others = [f"   9: 00000000:{schema.CAPTURE_PORT:04X} 00000000:0000 0A {REST}"]
+
+    async def read(_sandbox: object, table: str, **_options: object) -> Download:
+        return Download("\n".join([*TABLE, *own, *others] if table == "/proc/net/tcp" else [HEAD]).encode())
+
+    monkeypatch.setattr(files, "read", read)
+    found = await ports(cast("Sandbox", None))
+    assert [(each.address, each.port) for each in found] == [("127.0.0.1", 22), (EVERY, schema.CAPTURE_PORT), (EVERY, 8000)]
+
+
+class Download:
+    """Content of a file, in one piece."""
+
+    def __init__(self, content: bytes) -> None:
+        self._pieces = [content]
+
+    def __aiter__(self) -> Download:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            raise StopAsyncIteration
+        return self._pieces.pop()
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 def test_only_listening_sockets_are_listed() -> None:

@@ -64,6 +64,14 @@ def test_later_wakes_leave_resolv_conf_as_it_is(steps: list[str]) -> None:
     assert steps == ["dns", "connections"]
 
 
+def test_local_domains_are_replaced() -> None:
+    made = GuestNetwork(Loop(), JoinedLink().router, has_card=True)
+    table = made._table  # noqa: SLF001 - what the DNS server answers from
+    for domains, resolving in ((["corp.internal"], ["db.corp.internal"]), (["printer.local"], ["printer.local"]), ([], [])):
+        made.set_local_domains(domains)
+        assert [name for name in ("db.corp.internal", "printer.local", "metadata.internal") if table.resolves(name)] == resolving
+
+
 def link_to_nowhere(path: Path) -> None:
     path.symlink_to("../run/systemd/resolve/stub-resolv.conf")
 

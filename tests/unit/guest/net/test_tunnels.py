@@ -154,9 +154,14 @@ def test_tunnel_that_connected_to_itself_is_refused(inside: Inside, monkeypatch:
 
 
 def test_port_without_a_listener_is_refused(inside: Inside) -> None:
-    for port in (port_of_nobody(), schema.PACKAGES_PORT):
+    for port in (port_of_nobody(), *schema.GUEST_PORTS):
         assert inside.answer(inside.connect(port)) == "port_not_found"
     assert not inside.tunnels.open
+
+
+def test_port_of_the_guest_itself_is_refused_although_it_is_open(inside: Inside, listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "GUEST_PORTS", (listener.getsockname()[1],))
+    assert inside.answer(inside.connect(listener.getsockname()[1])) == "port_not_found"
 
 
 @pytest.mark.parametrize("port", [-1, 0, schema.MOST_PORT + 1, 1 << 40])
