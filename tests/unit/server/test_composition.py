@@ -16,7 +16,9 @@ from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import NodeId
 from sandlot.model.network import NetworkMode, NetworkPolicy, network_entries
+from sandlot.model.network_activity import RefusalReason
 from sandlot.model.specs import TemplateRef
+from sandlot.protocol import schema
 from sandlot.server import composition
 from sandlot.server.composition import open_service, own_drivers
 from sandlot.server.image_templates import ImageTemplates
@@ -164,3 +166,16 @@ async def test_rule_that_allows_an_own_address_is_refused(tmp_path: Path) -> Non
                 assert not is_allowed
             else:
                 assert (is_allowed, sandbox.spec.network) == (True, rules)
+
+
+async def test_sandbox_reaches_other_hosts_through_the_gateway_under_its_policy(tmp_path: Path) -> None:
+    async with bench(tmp_path) as at:
+        sandbox = await at.service.node.sandboxes.create(OPERATOR, replace(BASE, network=NetworkPolicy(NetworkMode.ALLOWLIST)))
+        found = at.sandboxes.find(sandbox.id, OPERATOR)
+        stream = at.driver.guest(found.require_instance().ref).open_service(schema.CONNECT, {"host": "example.com", "port": 22})
+        assert await stream.read() is None
+        assert stream.reset is not None
+        (refusal,) = (await at.service.node.network.get(OPERATOR, sandbox.id)).activity.refusals
+        assert (refusal.host, refusal.port, refusal.reason) == ("example.com", 22, RefusalReason.HOST_NOT_ALLOWED)
+        approved = await at.service.node.network.approve(OPERATOR, sandbox.id, refusal.id)
+        assert [entry.rule for entry in approved.spec.network.entries] == ["example.com:22"]

@@ -51,9 +51,9 @@ class _Access:
 
 
 class NetworkAccess:
-    """Opens the network of each sandbox, and puts recorded policies in force. ``gateway`` is None if the service has none."""
+    """Opens the network of each sandbox, and puts recorded policies in force."""
 
-    def __init__(self, gateway: NetworkGateway | None, events: EventFeed, clock: Clock) -> None:
+    def __init__(self, gateway: NetworkGateway, events: EventFeed, clock: Clock) -> None:
         self._gateway = gateway
         self._events = events
         self._clock = clock
@@ -62,8 +62,6 @@ class NetworkAccess:
     def services(self, sandbox: Sandbox) -> Mapping[str, GuestService]:
         """Return the services with which the guest of a sandbox connects to other hosts. Open the network of the sandbox on first use."""
         access = self._accesses.of(sandbox)
-        if self._gateway is None:
-            return {}
         if access.network is None:
             access.network = self._gateway.open(sandbox.id, access.policy, lambda refusal: sandbox.tasks.spawn(self._publish(sandbox, refusal)))
         return access.network.services()
