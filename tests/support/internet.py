@@ -14,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, ip_address
 from pathlib import Path
@@ -146,7 +146,7 @@ class Internet:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="internet", daemon=True)
         self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._responder: asyncio.DatagramTransport | None = None
 
     def open(self) -> None:
         """Connect the namespaces, and start the name server."""
@@ -179,13 +179,12 @@ class Internet:
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str = address, port: int = port) -> None:
                 connection = Connection(address, port)
                 server.connections.append(connection)
-                with suppress(OSError):
+                with suppress(OSError), closing(writer):
                     writer.write(greeting)
                     while piece := await reader.read(65536):
                         connection.data += piece
                         writer.write(reply(bytes(connection.data)) or b"")
                         await writer.drain()
-                writer.close()
 
             self._servers.append(self._run(asyncio.start_server(serve, sock=listener)))
         return server
@@ -203,8 +202,10 @@ class Internet:
         """Forward each connection of a listening socket to another one that a function opens."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            to_reader, to_writer = await asyncio.open_connection(sock=await asyncio.to_thread(connect))
-            await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
+            with closing(writer):
+                to_reader, to_writer = await asyncio.open_connection(sock=await asyncio.to_thread(connect))
+                with closing(to_writer):
+                    await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
 
         self._servers.append(self._run(asyncio.start_server(serve, sock=listener)))
 
@@ -227,10 +228,13 @@ class Internet:
     async def _end(self) -> None:
         for server in self._servers:
             server.close()
+        if self._responder is not None:
+            self._responder.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close their sockets in the next turn
 
     async def _serve_names(self) -> None:
         def bind() -> socket.socket:
@@ -248,7 +252,7 @@ class Internet:
             def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
                 self.transport.sendto(names.answer(data), addr)
 
-        await self._loop.create_datagram_endpoint(Responder, sock=self.outside.call(bind))
+        self._responder, _ = await self._loop.create_datagram_endpoint(Responder, sock=self.outside.call(bind))
 
     def answer(self, query: bytes) -> bytes:
         """Return the response of the name server to a query of one name."""
