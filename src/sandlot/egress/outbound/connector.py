@@ -4,7 +4,8 @@ Invariants:
 - A connection goes only to an address that was checked. A name server therefore cannot direct it to a forbidden address by another response to a
   second lookup.
 - Names are looked up as absolute names: neither the search domains nor the hosts file of this machine give a tenant's name another meaning.
-- One consumer, such as a sandbox, has at most ``LOOKUPS`` lookups at once, and the cache holds at most ``CACHED_NAMES`` names.
+- One consumer, such as a sandbox, has at most ``LOOKUPS`` lookups at once, and further ones wait (``lookup_shares.py``). The cache holds at most
+  ``CACHED_NAMES`` names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import Final
 
 import aiohappyeyeballs
 
+from sandlot.egress.outbound.lookup_shares import LookupShares
 from sandlot.egress.policy.addresses import Address, Network, is_reachable
 from sandlot.model.network_activity import RefusalReason
 
@@ -97,10 +98,14 @@ class Connector:
         self._now = now
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, "outbound-names")
         self._cache: dict[tuple[str, str], _Cached] = {}
-        self._lookups: Counter[str] = Counter()
+        self._shares = LookupShares(LOOKUP_THREADS, LOOKUPS)
+        self._lookups: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Running lookups by consumer and name. Requests for the same name wait for one lookup."""
 
     def close(self) -> None:
         """Stop lookups without waiting for those in progress. Idempotent."""
+        for lookup in self._lookups.values():
+            lookup.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def resolve(self, host: str | Address, consumer: str = "") -> Sequence[Address]:
@@ -111,7 +116,8 @@ class Connector:
             consumer: Sandbox or feature that the limits and the cache entries belong to.
 
         Raises:
-            ConnectionFailedError: The name does not exist or cannot be looked up, the consumer has too many lookups, or no address may be reached.
+            ConnectionFailedError: The name does not exist or cannot be looked up, the lookup has waited too long for others of the consumer, or no
+                address may be reached.
         """
         found = await self._find(host, consumer) if isinstance(host, str) else (host,)
         allowed = [address for address in found if is_reachable(address, self.private, self._is_own)]
@@ -135,30 +141,56 @@ class Connector:
 
     async def _find(self, name: str, consumer: str) -> Sequence[Address]:
         """Return all addresses of a name: none if the name does not exist."""
-        cached = self._cache.get((consumer, name))
-        if cached is not None and self._now() < cached.until_s:
-            return cached.addresses
-        if self._lookups[consumer] >= LOOKUPS:
-            raise ConnectionFailedError(RefusalReason.LIMIT_EXCEEDED)
-        self._lookups[consumer] += 1
+        reason = RefusalReason.UPSTREAM_FAILED
         try:
             async with asyncio.timeout(LOOKUP_S):
-                addresses = tuple(await self._resolve(name))
+                while (cached := self._cached(name, consumer)) is None:
+                    lookup = self._lookups.get((consumer, name))
+                    if lookup is None:
+                        reason = RefusalReason.LIMIT_EXCEEDED
+                        await self._shares.acquire(consumer)
+                        reason = RefusalReason.UPSTREAM_FAILED
+                        lookup = self._start_lookup(name, consumer)
+                    await asyncio.shield(lookup)
+                return cached
+        except OSError:  # of the resolver, or a TimeoutError
+            raise ConnectionFailedError(reason) from None
+
+    def _cached(self, name: str, consumer: str) -> Sequence[Address] | None:
+        cached = self._cache.get((consumer, name))
+        return None if cached is None or self._now() >= cached.until_s else cached.addresses
+
+    def _start_lookup(self, name: str, consumer: str) -> asyncio.Task[None]:
+        """Start a lookup, or return the one that others have started meanwhile. The share of the consumer is released when the lookup has ended.
+
+        The lookup continues after its caller has given up, because its thread is blocked until then.
+        """
+        running = self._lookups.get((consumer, name))
+        if running is not None:
+            self._shares.release(consumer)
+            return running
+        lookup = self._lookups[consumer, name] = asyncio.create_task(self._look_up_once(name, consumer), name="outbound-lookup")
+        lookup.add_done_callback(lambda _: self._end_lookup(name, consumer, lookup))
+        return lookup
+
+    def _end_lookup(self, name: str, consumer: str, lookup: asyncio.Task[None]) -> None:
+        self._shares.release(consumer)
+        del self._lookups[consumer, name]
+        if not lookup.cancelled():
+            lookup.exception()  # every caller may have given up
+
+    async def _look_up_once(self, name: str, consumer: str) -> None:
+        """Look up a name, and cache its addresses or its absence."""
+        try:
+            addresses = tuple(await self._resolve(name))
         except socket.gaierror as error:
             if error.errno not in _ABSENT:
-                raise ConnectionFailedError(RefusalReason.UPSTREAM_FAILED) from None
+                raise
             addresses = ()
-        except OSError:
-            raise ConnectionFailedError(RefusalReason.UPSTREAM_FAILED) from None
-        finally:
-            self._lookups[consumer] -= 1
-            if not self._lookups[consumer]:
-                del self._lookups[consumer]
         self._cache.pop((consumer, name), None)
         while len(self._cache) >= CACHED_NAMES:
             del self._cache[next(iter(self._cache))]
         self._cache[consumer, name] = _Cached(addresses, self._now() + (FOUND_S if addresses else NOT_FOUND_S))
-        return addresses
 
     async def _look_up(self, name: str) -> Sequence[Address]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, name)

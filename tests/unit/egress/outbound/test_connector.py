@@ -134,25 +134,42 @@ async def test_cache_is_bounded() -> None:
         assert len(names.asked) == CACHED_NAMES + 11
 
 
-async def test_lookups_of_one_consumer_are_limited() -> None:
-    asked, release = asyncio.Semaphore(0), asyncio.Event()
+async def test_further_lookups_of_one_consumer_wait_and_those_of_others_do_not() -> None:
+    asked, release = asyncio.Queue[str](), asyncio.Event()
 
-    async def waits(_name: str) -> Sequence[Address]:
-        asked.release()
+    async def waits(name: str) -> Sequence[Address]:
+        asked.put_nowait(name)
         await release.wait()
         return [ip_address("8.8.8.8")]
 
     connector = Connector(resolve=waits, is_own=lambda _: False)
     with closing(connector):
-        tasks = [asyncio.create_task(connector.resolve(f"h{number}.b", "one")) for number in range(LOOKUPS)]
-        for _ in tasks:
-            await asked.acquire()
-        assert await reason(connector, "more.b", "one") is RefusalReason.LIMIT_EXCEEDED
+        tasks = [asyncio.create_task(connector.resolve(f"h{number}.b", "one")) for number in range(LOOKUPS + 1)]
         other = asyncio.create_task(connector.resolve("a.b", "two"))
-        await asked.acquire()
+        assert [await asked.get() for _ in range(LOOKUPS + 1)] == [*(f"h{number}.b" for number in range(LOOKUPS)), "a.b"]
         release.set()
-        assert len(await asyncio.gather(*tasks, other)) == LOOKUPS + 1
-        assert await connector.resolve("more.b", "one")
+        assert len(await asyncio.gather(*tasks, other)) == LOOKUPS + 2
+
+
+async def test_requests_for_one_name_wait_for_one_lookup() -> None:
+    names = Names(["8.8.8.8"])
+    async with connecting(names) as connector:
+        await asyncio.gather(*(connector.resolve("a.b", "one") for _ in range(1000)))
+        assert names.asked == ["a.b"]
+
+
+async def test_lookup_that_never_ends_keeps_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOKUP_S", 0.05)
+
+    async def never(_name: str) -> Sequence[Address]:
+        await asyncio.Event().wait()
+        return []
+
+    with closing(Connector(resolve=never)) as connector:
+        failed = await asyncio.gather(*(reason(connector, f"h{number}.b", "one") for number in range(LOOKUPS)))
+        assert set(failed) == {RefusalReason.UPSTREAM_FAILED}
+        assert await reason(connector, "more.b", "one") is RefusalReason.LIMIT_EXCEEDED
+        assert await reason(connector, "a.b", "two") is RefusalReason.UPSTREAM_FAILED
 
 
 async def test_silent_name_server_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
