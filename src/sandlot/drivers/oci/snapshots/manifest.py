@@ -9,8 +9,8 @@ runtime       The same build, compared by SHA-256. Copies of old builds are kept
 root          The same digest, because the files that the sandbox has written are stored as changes of this root.
 memory, disk  At least as much as before: programs have laid out their data for the old amount, and /dev/shm keeps its size. MemTotal
               shows the new limit.
-cpus, pids    Any value. The number of visible processors is part of the snapshot, and the control group limits the processor time. The
-              guest itself limits the number of processes, and receives the new limit when it wakes.
+cpus, pids    Any value. The number of processors inside is part of the snapshot, and the control group limits the processor time. The
+              guest itself limits the number of processes and shows programs fewer processors. It receives both numbers when it wakes.
 ============  =======================================================================================================================
 """
 
