@@ -40,7 +40,7 @@ async def test_guest_is_woken_after_the_handshake() -> None:
         asked = (await peer.call("guest.wake")).args
         assert len(asked.pop("entropy")) == 64
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
-        limits = {"memory_bytes": None, "processors": None, "deadline_s": 9.5, "workspace": "/workspace", "local_domains": []}
+        limits: dict[str, object] = {"memory_bytes": None, "processors": None, "deadline_s": 9.5, "workspace": "/workspace", "local_domains": []}
         assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
         facts = await link.info()
         assert (facts.identity, facts.uptime_s, facts.processes, facts.tasks, facts.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
