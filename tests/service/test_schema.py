@@ -310,7 +310,14 @@ NAMES: Mapping[str, Callable[[World], str]] = {
 }
 """Name in a path -> something that there is."""
 
-REFUSED = {"service_stop": 403, "terminals_connect": 400, "tunnels_connect": 426, "files_read_signed": 403, "files_write_signed": 403, "network_approve": 404}
+REFUSED = {
+    "service_stop": 403,
+    "terminals_connect": 400,
+    "tunnels_connect": 426,
+    "files_read_signed": 403,
+    "files_write_signed": 403,
+    "network_approve": 404,
+}
 """What cannot be asked well over TCP, or with what is here alone."""
 
 
