@@ -356,7 +356,6 @@ def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParam
             timeout_s=parent.spec.timeout_s if params.timeout_s == SAME else params.timeout_s,
             idle_timeout_s=parent.idle_timeout_s,
             isolation=parent.spec.isolation,
-            network=parent.spec.network,
             on_timeout=parent.spec.on_timeout,
             auto_resume=parent.spec.auto_resume,
             volumes=parent.spec.volumes,
