@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sandlot.egress.gateway import connection
 from sandlot.egress.gateway import gateway as module
+from sandlot.egress.gateway.rate import BURST_S
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from tests.unit.egress.gateway.world import Names, allowing, echo, sandbox, serving, swallow, web
@@ -204,6 +207,30 @@ async def test_connections_of_a_sandbox_and_of_all_are_limited(monkeypatch: pyte
                 assert refused.was_reset
         assert world.reasons == ["limit_exceeded"]
         assert server.connections == 1
+
+
+async def test_head_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.05)
+    async with serving(web) as server, sandbox(allowing(f"GET allowed.test:{server.port}/a")) as world:
+        for start in (b"GET /a HTTP", b"GET /a HTTP/1.1\r\nHost: x", b"\x16\3\1\0\x50"):
+            program = world.connect("allowed.test", server.port)
+            await program.send(start)
+            assert await program.read_all() == b""
+            assert program.was_reset
+        assert server.connections == 0
+
+
+async def test_rate_limit_holds_in_both_directions() -> None:
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}"), mbit=8) as world:
+        program = world.connect("allowed.test", server.port)
+        started_s = time.monotonic()
+        data = bytes(512 * 1024)
+        sending = asyncio.create_task(program.send(data))
+        while len(program.received) < len(data):
+            await program.read()
+        await sending
+        # 1 MiB at 1 MB/s, less the burst of a quarter of a second. A slow machine takes longer.
+        assert time.monotonic() - started_s > 2 * len(data) / 1_000_000 - BURST_S - 0.1
 
 
 async def test_server_that_does_not_read_stops_the_program() -> None:
