@@ -4,8 +4,8 @@ Both heads are parsed and written again by h11, so the server gets exactly the r
 
 Invariants:
 - A request is read only after the response to the one before was sent. Nothing of a pipelined request can reach the server undecided.
-- The size of a head and of what is buffered is limited. Bodies are passed on in pieces.
-- The only other protocol that may follow a request is WebSocket. An upgrade to HTTP/2 would carry requests that nobody decides.
+- The sizes of heads and buffers are limited. Bodies are passed on in pieces.
+- The only other protocol that may follow a request is WebSocket. Requests inside an upgrade to HTTP/2 could not be decided.
 """
 
 from __future__ import annotations
