@@ -111,13 +111,13 @@ class GuestStream:
         """
         await self._stream.send(data)
 
-    async def wait_for_room(self) -> None:
-        """Wait while the send queue of the stream is full.
+    async def wait_for_room(self) -> int:
+        """Wait while the send queue of the stream is full, and return the number of bytes that it can take.
 
         Raises:
             SandlotError: The stream has ended, or :meth:`end` was called.
         """
-        await self._stream.wait_for_room()
+        return await self._stream.wait_for_room()
 
     async def send(self, message: Mapping[str, Any]) -> None:
         """Send a message to the guest. Wait while the send queue of the stream is full.

@@ -6,7 +6,8 @@ first bytes with the destination and then copies both directions.
 Invariants:
 - A name is resolved after the policy has allowed it, and a connection goes only to an address that was checked and that the policy does not deny.
 - No byte of a program reaches a server before the bytes up to this one were compared with the destination. Every request of plain HTTP is decided.
-- Each direction holds at most one piece and the send queue of the stream. A direction that nobody reads stops the other side.
+- No more is read from a server than the send queue of the stream can take, and no more from a program than one piece. A side that does not read
+  stops the other side.
 - If one side ends its direction, the other side sees the end. If one side resets the connection, or the gateway cuts it, the other side sees a reset.
 """
 
@@ -449,9 +450,9 @@ class Connection:
 
     async def _read(self) -> bytes:
         """Return the next bytes of the server; none at the end."""
-        await self._stream.wait_for_room()
+        room = await self._stream.wait_for_room()
         try:
-            data = b"" if self._socket is None else await self._loop.sock_recv(self._socket, READ_BYTES)
+            data = b"" if self._socket is None else await self._loop.sock_recv(self._socket, min(READ_BYTES, room))
         except OSError:
             data = b""
             self._is_broken = True

@@ -1,7 +1,7 @@
 """Lookups of records other than addresses, such as MX and TXT, at the name servers of this machine.
 
 Invariants:
-- A response holds only records of the type that was asked for and the aliases (CNAME) that lead to them. Further records that a name server adds,
+- A response holds only records of the requested type and the aliases (CNAME) that lead to them. Further records that a name server adds,
   such as the addresses of mail servers, are left out.
 - A failed lookup is a response that says so, without details.
 """

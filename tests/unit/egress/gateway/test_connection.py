@@ -85,17 +85,7 @@ async def test_refused_destination_is_neither_resolved_nor_connected() -> None:
 
 @pytest.mark.parametrize(
     "host, port",
-    [
-        ("a" * 5000, 80),
-        ("allowed.test", -1),
-        ("allowed.test", 70000),
-        ("a\0b", 80),
-        ("", 80),
-        (7, 80),
-        ("allowed.test", "80"),
-        (None, None),
-        ("allowed.test", True),
-    ],
+    [("a" * 500, 80), ("allowed.test", -1), ("allowed.test", 70000), ("a\0b", 80), ("a@b.test", 80), ("", 80), (7, 80), ("allowed.test", "80")],
 )
 async def test_any_arguments_of_a_guest_are_refused(host: object, port: object) -> None:
     async with sandbox(allowing("allowed.test:*")) as world:

@@ -90,9 +90,9 @@ async def test_only_allowed_names_are_looked_up() -> None:
             ("other.test", "MX"),
             ("a.test", "A"),
             ("a.test", "ANY"),
-            ("x" * 5000, "MX"),
+            ("x" * 500, "MX"),
             ("127.0.0.1", "MX"),
-            (None, "MX"),
+            (7, "MX"),
             ("a.test", 7),
         ):
             refused = world.look_up(name, type_)
