@@ -62,11 +62,16 @@ _TLS: Final = b"\x16"
 
 
 class RefusedError(Exception):
-    """The connection or one of its requests is refused."""
+    """The connection or one of its requests is refused.
 
-    def __init__(self, refusal: Refusal) -> None:
+    Args:
+        failed: Step that has failed, for the log: ``lookup``, ``connection`` or ``response``. Empty: the policy or a limit refuses.
+    """
+
+    def __init__(self, refusal: Refusal, failed: str = "") -> None:
         super().__init__(str(refusal.reason))
         self.refusal = refusal
+        self.failed = failed
 
 
 class _CutError(Exception):
@@ -85,7 +90,7 @@ class Access:
         decisions: Present policy of the sandbox.
         rate: Rate limit of the bytes in both directions.
         connects: Limits the connections that are being opened.
-        on_refused: Called with each refusal.
+        on_refused: Called with each refusal, and the step that has failed.
     """
 
     sandbox: str
@@ -94,7 +99,7 @@ class Access:
     activity: ActivityLog
     rate: RateLimit | None
     connects: asyncio.Semaphore
-    on_refused: Callable[[Refusal], object]
+    on_refused: Callable[[Refusal, str], object]
 
 
 class Connection:
@@ -138,7 +143,7 @@ class Connection:
         except _OverError:
             self._is_clean = True
         except RefusedError as error:
-            self._access.on_refused(error.refusal)
+            self._access.on_refused(error.refusal, error.failed)
             await self._tell(error.refusal)
         except _CutError:
             self._stream.reset("conflict", "The connection was reset.")
@@ -205,7 +210,7 @@ class Connection:
         try:
             return self._not_denied(await self._access.connector.resolve(self._destination.host, self._access.sandbox))
         except ConnectionFailedError as error:
-            raise RefusedError(self._refusal(error.reason)) from None
+            raise RefusedError(self._refusal(error.reason), "lookup") from None
 
     def _not_denied(self, addresses: Sequence[Address]) -> Sequence[Address]:
         permission = self._permission()
@@ -224,7 +229,7 @@ class Connection:
             try:
                 connected = await self._access.connector.connect(addresses, self._destination.port)
             except ConnectionFailedError as error:
-                raise RefusedError(self._refusal(error.reason)) from None
+                raise RefusedError(self._refusal(error.reason), "connection") from None
         self._socket = connected
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -245,7 +250,7 @@ class Connection:
         if self._protocol == "http":
             if self._server_spoke:
                 raise RefusedError(self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED))
-            self._http = HttpRelay()
+            self._http = HttpRelay(self._destination)
             await self._relay_requests(self._http)
             return
         self._check_opaque()
@@ -416,7 +421,7 @@ class Connection:
     def _fail_response(self, http: HttpRelay) -> None:
         """End a connection whose server sends no valid response. A program that reuses a connection repeats its request after a reset only."""
         if http.requests == 1 and http.awaits_response:
-            raise RefusedError(self._refusal(RefusalReason.UPSTREAM_FAILED))
+            raise RefusedError(self._refusal(RefusalReason.UPSTREAM_FAILED), "response")
         raise _CutError
 
     # -- pieces -------------------------------------------------------------------------------------------------------

@@ -177,13 +177,13 @@ class GatewayNetwork:
     def _is_full(self) -> bool:
         return len(self._connections) >= MAX_CONNECTIONS or self._gateway.open_connections >= MAX_TOTAL_CONNECTIONS
 
-    def _on_refused(self, refusal: Refusal) -> None:
+    def _on_refused(self, refusal: Refusal, failed: str = "") -> None:
         record = self._activity.add_refusal(refusal)
         now_s = time.monotonic()
         if record is None or now_s - self._reported_s < REPORT_S:
             return
         self._reported_s = now_s
-        _log.info("network.refused", sandbox=self._access.sandbox, host=record.host, port=record.port, reason=str(record.reason))
+        _log.info("network.refused", sandbox=self._access.sandbox, host=record.host, port=record.port, reason=str(record.reason), failed=failed)
         self._on_refusal(record)
 
 

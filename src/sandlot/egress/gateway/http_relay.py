@@ -14,6 +14,9 @@ from typing import Final, Literal, cast
 
 import h11
 
+from sandlot.egress.gateway.http_head import DEFAULT_PORT
+from sandlot.egress.policy.destinations import Destination
+
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Maximum size of the head of a request or response."""
 
@@ -28,9 +31,14 @@ ResponsePart = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMe
 
 
 class HttpRelay:
-    """The two HTTP connections of one relayed connection: the one of the program, and the one to the server."""
+    """The two HTTP connections of one relayed connection: the one of the program, and the one to the server.
 
-    def __init__(self) -> None:
+    Args:
+        destination: Destination that the program named, for requests of HTTP/1.0 without a ``Host`` header.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        self._default_host = str(destination).removesuffix(f":{DEFAULT_PORT}").encode()
         self._program = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._is_http_1_0 = False
@@ -67,8 +75,28 @@ class HttpRelay:
         if isinstance(part, h11.Request):
             self.requests += 1
             self._is_http_1_0 = part.http_version == b"1.0"
-            part = h11.Request(method=part.method, target=part.target, headers=_request_headers(part))
+            part = h11.Request(method=part.method, target=part.target, headers=self._request_headers(part))
         return self._server.send(part) or b""
+
+    def _request_headers(self, request: h11.Request) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a request for the server. Options of the connection that could remove other headers are left out."""
+        upgrades = _values(request, b"upgrade") == [b"websocket"]
+        headers = []
+        options = []
+        for (name, value), (raw_name, _) in zip(request.headers, request.headers.raw_items(), strict=True):
+            if name == b"connection":
+                options += [token for token in _tokens(value) if token in _KEPT_OPTIONS]
+            elif name != b"http2-settings" and (name != b"upgrade" or upgrades):
+                headers.append((raw_name, value))
+        if request.http_version == b"1.0":
+            options = [b"close"]  # h11 closes the connection to the program after the response
+        if upgrades:
+            options.append(b"Upgrade")
+        if not any(name == b"host" for name, _ in request.headers):
+            headers.append((b"Host", self._default_host))
+        if options:
+            headers.append((b"Connection", b", ".join(options)))
+        return headers
 
     # -- responses ----------------------------------------------------------------------------------------------------
 
@@ -126,25 +154,6 @@ class HttpRelay:
 
 def _part(event: object) -> object:
     return "needs_data" if event is h11.NEED_DATA else "paused" if event is h11.PAUSED else event
-
-
-def _request_headers(request: h11.Request) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a request for the server. Options of the connection that could remove other headers are left out."""
-    upgrades = _values(request, b"upgrade") == [b"websocket"]
-    headers = []
-    options = []
-    for (name, value), (raw_name, _) in zip(request.headers, request.headers.raw_items(), strict=True):
-        if name == b"connection":
-            options += [token for token in _tokens(value) if token in _KEPT_OPTIONS]
-        elif name != b"http2-settings" and (name != b"upgrade" or upgrades):
-            headers.append((raw_name, value))
-    if request.http_version == b"1.0":
-        options = [b"close"]  # h11 closes the connection to the program after the response
-    if upgrades:
-        options.append(b"Upgrade")
-    if options:
-        headers.append((b"Connection", b", ".join(options)))
-    return headers
 
 
 def _ends_with_connection(response: h11.Response) -> bool:

@@ -266,3 +266,11 @@ async def test_request_after_a_greeting_of_the_server_is_refused() -> None:
         await program.read_all()
         assert program.was_reset
         assert server.bytes == b""
+
+
+async def test_old_request_to_an_address_gets_the_host_that_it_named() -> None:
+    async with serving(web) as server, sandbox(allowing(f"127.0.0.1:{server.port}")) as world:
+        program = world.connect("127.0.0.1", server.port)
+        await program.send(b"GET / HTTP/1.0\r\n\r\n")
+        assert (await program.read_all()).endswith(b"ok")
+        assert server.bytes == f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nConnection: close\r\n\r\n".encode()
