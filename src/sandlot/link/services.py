@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-from sandlot.link.stream_end import StreamEnd
+from sandlot.link.stream_end import StreamEnd, UnreadBytes
 from sandlot.link.transport import FrameTransport, place_of
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, from_code
 from sandlot.protocol import events, schema
@@ -31,6 +31,9 @@ Twice the number of streams: a guest may close all streams and open as many othe
 MESSAGE_BYTES = 64 * 1024
 """Largest size of a message on a stream that a guest opened, apart from the first one, which fits into one frame."""
 
+ARGUMENTS_MAX, ARGUMENT_CHARS = 2, 512
+"""Largest number of arguments of a service, and largest length of their names and of texts. A guest has many streams, whose arguments are kept."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +49,7 @@ class GuestStream:
     def __init__(self, transport: FrameTransport, stream: int, services: Services) -> None:
         self._transport = transport
         self._services = services
-        self._stream: StreamEnd[Any] = StreamEnd(transport, stream)
+        self._stream: StreamEnd[Any] = StreamEnd(transport, stream, services.unread)
         self._is_over = False
         self._guest_ended = False
         self._host_ended = False
@@ -80,14 +83,13 @@ class GuestStream:
 
     def _put(self, item: object, credit: int) -> None:
         self._stream.put(item, credit)
-        if self._services.unread_bytes() > UNREAD_BYTES:
+        if self._services.unread.total > UNREAD_BYTES:
             self._stream.discard()
             self.reset("busy", "the services have not read what was sent before")
 
-    @property
-    def unread_bytes(self) -> int:
-        """Number of bytes that the service has not read."""
-        return self._stream.unread_bytes
+    def discard(self) -> None:
+        """Drop what the service has not read and will not read."""
+        self._stream.discard()
 
     def on_closed(self, error: SandlotError) -> None:
         """End the stream with an error, and cancel the service. Called when the link has ended or the stream was reset."""
@@ -177,11 +179,15 @@ class Services:
     Args:
         transport: Sends and receives the frames.
         services: Services by name.
+
+    Attributes:
+        unread: Size of what all running services of this link together have not read.
     """
 
     def __init__(self, transport: FrameTransport, services: Mapping[str, GuestService]) -> None:
         self._transport = transport
         self._services = dict(services)
+        self.unread = UnreadBytes()
         self._tasks: dict[asyncio.Task[None], GuestStream] = {}
         self._has_failed = False
         """True after a service has failed: further failures of the same link are not logged."""
@@ -199,6 +205,8 @@ class Services:
         head = event.head
         if type(head) is not dict or set(head) != {"service", "args"} or type(head["service"]) is not str or type(head["args"]) is not dict:
             raise ProtocolError("the first message of a guest's stream must be a map with exactly two keys: `service` (a string) and `args` (a map)")
+        if not _are_short(head["args"]):
+            raise ProtocolError(f"a service has at most {ARGUMENTS_MAX} arguments: numbers, and texts of at most {ARGUMENT_CHARS} characters")
         service = self._services.get(head["service"])
         if service is None:
             self._transport.connection.reset(event.stream, "unknown_service", f"the host has no service {head['service'][:50]!r}")
@@ -209,11 +217,7 @@ class Services:
         stream = GuestStream(self._transport, event.stream, self)
         stream.task = asyncio.create_task(self._serve(service, stream, head["args"]), name="link-service")
         self._tasks[stream.task] = stream
-        stream.task.add_done_callback(self._tasks.pop)
-
-    def unread_bytes(self) -> int:
-        """Return the number of bytes that all running services of this link together have not read."""
-        return sum(stream.unread_bytes for stream in self._tasks.values())
+        stream.task.add_done_callback(self._on_ended)
 
     async def aclose(self) -> None:
         """Cancel all running services of this link, and wait until they have ended."""
@@ -221,6 +225,9 @@ class Services:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task).discard()
 
     async def _serve(self, service: GuestService, stream: GuestStream, args: Mapping[str, Any]) -> None:
         try:
@@ -234,3 +241,8 @@ class Services:
             stream.reset("internal", "the service failed")
         else:
             stream.finish()
+
+
+def _are_short(args: Mapping[Any, Any]) -> bool:
+    texts = (*args, *(value for value in args.values() if type(value) is not int))
+    return len(args) <= ARGUMENTS_MAX and all(type(text) is str and len(text) <= ARGUMENT_CHARS for text in texts)

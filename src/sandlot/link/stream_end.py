@@ -21,6 +21,19 @@ LARGE_UNREAD_BYTES = 32 * 1024 * 1024
 ItemT = TypeVar("ItemT")
 
 
+class UnreadBytes:
+    """Size of what the consumers of several streams together have not taken.
+
+    Attributes:
+        total: Number of bytes.
+    """
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class StreamEnd(Generic[ItemT]):
     """The host's end of one stream.
 
@@ -31,11 +44,13 @@ class StreamEnd(Generic[ItemT]):
     Args:
         transport: Sends and receives the frames.
         id: Id of the stream.
+        unread: Size of what several streams have together, to which this stream adds. None: the stream counts alone.
     """
 
-    def __init__(self, transport: FrameTransport, id: int) -> None:  # noqa: A002 - the field is called id
+    def __init__(self, transport: FrameTransport, id: int, unread: UnreadBytes | None = None) -> None:  # noqa: A002 - the field is called id
         self.id = id
         self._transport = transport
+        self._unread = unread or UnreadBytes()
         self._items: deque[tuple[ItemT, int]] = deque()
         self.unread_bytes = 0
         """Size of the items that the consumer has not taken."""
@@ -63,6 +78,7 @@ class StreamEnd(Generic[ItemT]):
         else:
             self._items.append((item, credit))
             self.unread_bytes += credit
+            self._unread.total += credit
             self._arrived.set()
 
     def has_room(self, credit: int) -> bool:
@@ -94,6 +110,7 @@ class StreamEnd(Generic[ItemT]):
                 raise StopAsyncIteration
         item, credit = self._items.popleft()
         self.unread_bytes -= credit
+        self._unread.total -= credit
         self._transport.consumed(self.id, credit)
         return item
 
@@ -111,6 +128,7 @@ class StreamEnd(Generic[ItemT]):
         """Drop the queued items and all further items. Idempotent."""
         self._is_discarding = True
         credit, self.unread_bytes = self.unread_bytes, 0
+        self._unread.total -= credit
         self._items.clear()
         if credit:
             self._transport.consumed(self.id, credit)

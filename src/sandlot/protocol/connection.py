@@ -20,7 +20,7 @@ from sandlot.protocol import events, frames, handshake, values
 from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.send_queue import SendQueue, encode, parse_credit
 from sandlot.protocol.stream_table import StreamTable
-from sandlot.protocol.streams import QUEUE_BYTES, Assembly, Outgoing, Stream
+from sandlot.protocol.streams import Assembly, Outgoing, Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class Connection:
         stream = self._table.streams.get(stream_id)
         if stream is None or stream.end_queued:
             return 0
-        room = QUEUE_BYTES - stream.queued_bytes
+        room = self._table.queue_bytes(stream) - stream.queued_bytes
         if room > 0:
             return room
         stream.wants_writable = True

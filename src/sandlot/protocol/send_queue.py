@@ -5,7 +5,8 @@
 - OPENs are sent in the order of their stream ids, even if a large OPEN has to wait until a message of another stream was sent completely.
 - A stream without credit is skipped until it gets credit, and delays no other stream.
 - The peer can cause only a limited number of queued frames: one CREDIT for each stream, and one RESET for each stream that is still open for the
-  peer.
+  peer. Nothing is kept of a stream that is over but its RESET.
+- The time for one frame does not depend on the number of streams.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 
 from sandlot.protocol import frames, values
 from sandlot.protocol.errors import TooLarge
-from sandlot.protocol.fast_imports import deque
+from sandlot.protocol.fast_imports import OrderedDict, deque
 from sandlot.protocol.streams import QUEUE_BYTES, Outgoing, Stream
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ class SendQueue:
         max_payload: Largest payload of a frame in this direction, in bytes.
     """
 
-    __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_opening", "_resets", "_turns", "writable")
+    __slots__ = ("_control", "_credits", "_fragmenting", "_max_payload", "_opening", "_reset_counts", "_resets", "_turns", "writable")
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
@@ -42,18 +43,22 @@ class SendQueue:
     def clear(self) -> None:
         """Drop all queued frames."""
         self._control: deque[bytes] = deque()
-        self._resets: dict[int, bytes] = {}
-        self._credits: deque[Stream] = deque()
-        self._turns: deque[Stream] = deque()
-        self._opening: deque[Stream] = deque()
+        self._resets: deque[tuple[int, bytes]] = deque()
+        self._reset_counts = [0, 0]
+        self._credits: OrderedDict[int, Stream] = OrderedDict()
+        self._turns: OrderedDict[int, Stream] = OrderedDict()
+        self._opening: OrderedDict[int, Stream] = OrderedDict()
         self._fragmenting = 0
         self.writable: list[int] = []
         """Ids of streams whose send queues were full and are now at most half full. The connection takes the ids and reports ``Writable`` events."""
 
-    @property
-    def resets(self) -> dict[int, bytes]:
-        """Stream id -> RESET frame that is not sent yet."""
-        return self._resets
+    def resetting(self, like: int) -> int:
+        """Return the number of streams whose RESET is not sent yet. For the peer these streams are still open.
+
+        Args:
+            like: Id of a stream. Only streams that were opened by the same side as this stream are counted.
+        """
+        return self._reset_counts[like % 2]
 
     def put_control(self, frame: bytes) -> None:
         """Queue a frame of the connection itself, unless an equal frame is queued already."""
@@ -63,13 +68,13 @@ class SendQueue:
     def put(self, stream: Stream, item: Outgoing) -> None:
         """Add an item to the send queue of a stream."""
         if item.type == frames.OPEN:
-            self._opening.append(stream)
+            self._opening[stream.id] = stream
         if stream.put(item):
             self.wake(stream)
 
     def put_credit(self, stream: Stream) -> None:
         """Queue a CREDIT for a stream. The number of bytes that the CREDIT grants is determined only when the frame is sent."""
-        self._credits.append(stream)
+        self._credits[stream.id] = stream
 
     def put_reset(self, stream: Stream, code: str, message: str, fields: dict[str, Any]) -> None:
         """Queue a RESET, unless the OPEN of the stream was never sent. The caller must remove the stream from the stream table first.
@@ -86,21 +91,23 @@ class SendQueue:
         payload = values.encode(reason)
         if len(payload) > self._max_payload:
             payload = values.encode({"code": code, "message": message[:_REASON_CHARS]})
-        self._resets[stream.id] = frames.encode(frames.RESET, stream.id, payload)
+        self._resets.append((stream.id, frames.encode(frames.RESET, stream.id, payload)))
+        self._reset_counts[stream.id % 2] += 1
 
     def wake(self, stream: Stream) -> None:
         """Add a stream to the streams whose frames are sent in turn, if the stream has a frame that may be sent now. Idempotent."""
         if stream.queue and not stream.has_turn and not stream.lacks_credit:
             stream.has_turn = True
-            self._turns.append(stream)
+            self._turns[stream.id] = stream
 
     def forget(self, stream: Stream) -> None:
         """Drop all items in the send queue of a stream that is over, and its CREDIT if one is queued."""
         stream.queue.clear()
         stream.queued_bytes = 0
         stream.credit_due = False
-        if stream in self._opening:
-            self._opening.remove(stream)
+        self._credits.pop(stream.id, None)
+        self._turns.pop(stream.id, None)
+        self._opening.pop(stream.id, None)
         if self._fragmenting == stream.id:
             self._fragmenting = 0
 
@@ -117,9 +124,11 @@ class SendQueue:
         if self._control:
             return self._control.popleft(), None
         if self._resets:
-            return self._resets.pop(next(iter(self._resets))), None
+            id_, reset = self._resets.popleft()
+            self._reset_counts[id_ % 2] -= 1
+            return reset, None
         while self._credits:
-            stream = self._credits.popleft()
+            _, stream = self._credits.popitem(last=False)
             if stream.credit_due:
                 return frames.encode(frames.CREDIT, stream.id, _CREDIT.pack(stream.take_grant())), None
         return self._next_of_streams()
@@ -127,25 +136,25 @@ class SendQueue:
     def _next_of_streams(self) -> tuple[bytes, Stream] | None:
         turns = self._turns
         for _ in range(len(turns)):
-            stream = turns.popleft()
+            id_, stream = turns.popitem(last=False)
             if not stream.queue or stream.lacks_credit:
                 stream.has_turn = False
                 continue
             is_new = not stream.is_known
-            has_to_wait = is_new and stream is not self._opening[0]
+            has_to_wait = is_new and stream.id != next(iter(self._opening))
             taken = None if has_to_wait else stream.take(self._max_payload, may_fragment=self._fragmenting in {0, stream.id})
             if taken is None:
-                turns.append(stream)
+                turns[id_] = stream
                 continue
             if is_new:
-                self._opening.popleft()
+                del self._opening[stream.id]
             frame, in_pieces = taken
             if in_pieces:
                 self._fragmenting = stream.id
             elif self._fragmenting == stream.id:
                 self._fragmenting = 0
             if stream.queue:
-                turns.append(stream)
+                turns[id_] = stream
             else:
                 stream.has_turn = False
             if stream.wants_writable and stream.queued_bytes * 2 <= QUEUE_BYTES:

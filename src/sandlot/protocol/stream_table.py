@@ -10,12 +10,16 @@ from __future__ import annotations
 from sandlot.protocol import frames
 from sandlot.protocol.errors import ProtocolError, TooMany
 from sandlot.protocol.send_queue import SendQueue
-from sandlot.protocol.streams import Assembly, Stream
+from sandlot.protocol.streams import QUEUE_BYTES, Assembly, Stream
 
 HOST_STREAMS_MAX = 192
 """Maximum number of streams opened by the host that may be open at the same time."""
-GUEST_STREAMS_MAX = 64
-"""Maximum number of streams opened by the guest that may be open at the same time."""
+GUEST_STREAMS_MAX = 1088
+"""Maximum number of streams opened by the guest that may be open at the same time: 1,024 connections, and 64 for packages and DNS queries."""
+FULL_QUEUES = 32
+"""Number of streams opened by the guest up to which each of them has a full send queue. Further streams share the size of these queues."""
+MIN_QUEUE_BYTES = 4096
+"""Size at which the send queue of a stream is full at least, whatever the number of streams is."""
 STREAM_ID_MAX = 0xFFFFFFFF
 
 _MAY_FOLLOW_END = frozenset((frames.CREDIT, frames.RESET))
@@ -63,7 +67,7 @@ class StreamTable:
     @property
     def is_full(self) -> bool:
         """True if this side can open no further stream until a stream ends. A stream whose RESET is not sent yet counts as open."""
-        return self._ours + self._resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
+        return self._ours + self._send_queue.resetting(self._last_local) >= (HOST_STREAMS_MAX if self._is_host else GUEST_STREAMS_MAX)
 
     def open(self) -> Stream:
         """Create a stream with a new id for this side, add the stream to the table, and return it. The caller must call :meth:`check_open` first."""
@@ -83,7 +87,7 @@ class StreamTable:
             raise ProtocolError(f"the peer opened stream {id_}, but this id is not new, or belongs to this side")
         if self._is_host and frame.more:
             raise ProtocolError("the guest sent an OPEN in more than one frame, which only the host may do")
-        if self._theirs + self._resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
+        if self._theirs + self._send_queue.resetting(id_) >= (GUEST_STREAMS_MAX if self._is_host else HOST_STREAMS_MAX):
             raise ProtocolError("the peer opened more streams than are allowed")
         self._last_remote = id_
         self._theirs += 1
@@ -108,6 +112,13 @@ class StreamTable:
             raise ProtocolError(f"a {frames.NAMES[frame.type]} frame arrived on stream {id_} in the middle of a message")
         return stream
 
+    def queue_bytes(self, stream: Stream) -> int:
+        """Return the size at which the send queue of a stream is full. It bounds the memory for streams of a guest that does not read."""
+        opened = self._theirs if self._is_host else self._ours
+        if stream.id % 2 or opened <= FULL_QUEUES:
+            return QUEUE_BYTES
+        return max(QUEUE_BYTES * FULL_QUEUES // opened, MIN_QUEUE_BYTES)
+
     def drop(self, stream: Stream) -> None:
         """Remove a stream from the table. Drop the items in its send queue, and the received parts of its incomplete message."""
         del self.streams[stream.id]
@@ -126,12 +137,3 @@ class StreamTable:
 
     def _is_ours(self, id_: int) -> bool:
         return (id_ % 2 == 1) == self._is_host
-
-    def _resetting(self, like: int) -> int:
-        """Return the number of streams whose RESET is not sent yet. For the peer these streams are still open.
-
-        Args:
-            like: Id of a stream. Only streams that were opened by the same side as this stream are counted.
-        """
-        resets = self._send_queue.resets
-        return sum(1 for id_ in resets if id_ % 2 == like % 2) if resets else 0

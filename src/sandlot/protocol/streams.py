@@ -22,7 +22,9 @@ COST_MIN = 128
 """Smallest number of bytes by which a DATA frame or message reduces the credit. A receiver needs about this much memory for a small frame."""
 
 QUEUE_BYTES = 128 * 1024
-"""Size in bytes at which the send queue of a stream is full. The sender should then wait for the event ``Writable``."""
+"""Size in bytes at which the send queue of a stream is full; less if very many streams are open (``stream_table.py``).
+
+The sender should then wait for the event ``Writable``."""
 
 
 def cost(size: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.link.services import MESSAGE_BYTES, SERVICES_MAX, UNREAD_BYTES, GuestStream
+from sandlot.link.services import ARGUMENT_CHARS, MESSAGE_BYTES, SERVICES_MAX, UNREAD_BYTES, GuestStream
 from sandlot.link.types import LinkClosedReason
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
 from sandlot.protocol import events, schema
@@ -137,8 +137,23 @@ async def test_services_of_one_link_keep_a_bounded_amount_of_unread_bytes() -> N
         await until(lambda: sum(not peer.services[stream].empty() for stream in streams) >= len(streams) - UNREAD_BYTES // WINDOW_BYTES)
         outcomes = [await collected(peer, stream) for stream in streams if not peer.services[stream].empty()]
         assert outcomes == [["busy"]] * len(outcomes)
-        assert sum(kept.unread_bytes for kept in held) <= UNREAD_BYTES
+        assert sum(kept._stream.unread_bytes for kept in held) == link._session.services.unread.total <= UNREAD_BYTES  # noqa: SLF001 - what is kept
+        for stream in streams:
+            peer.connection.reset(stream, "cancelled", "no")
+        peer.flush()
+        await until(lambda: link._session.services.unread.total == 0)  # noqa: SLF001
         assert not link.closed
+
+
+@pytest.mark.parametrize("args", [{"host": "x" * (ARGUMENT_CHARS + 1)}, {"x" * 600: 1}, dict.fromkeys("abc", 1), {"host": {}}, {"host": b"x"}])
+async def test_long_arguments_of_a_service_end_the_link(args: dict[str, Any]) -> None:
+    async def returns(_stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        return
+
+    async with linked(services={"returns": returns}) as (link, peer):
+        peer.open_service({"service": "returns", "args": args})
+        peer.flush()
+        assert (await link.wait_closed()).reason is LinkClosedReason.VIOLATION
 
 
 async def test_large_message_for_a_service_ends_the_link() -> None:

@@ -12,7 +12,7 @@ from sandlot.protocol import events, frames, handshake, values
 from sandlot.protocol.connection import GENERATION, GUEST, HOST, MESSAGE_MAX_BYTES, Connection
 from sandlot.protocol.errors import ProtocolError, TooLarge, TooMany
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX, HOST_STREAMS_MAX
-from sandlot.protocol.streams import COST_MIN, WINDOW_BYTES
+from sandlot.protocol.streams import COST_MIN, QUEUE_BYTES, WINDOW_BYTES
 from tests.unit.protocol.ends import NONCE, Ends
 
 OTHER = b"another nonce..."
@@ -155,6 +155,28 @@ def test_number_of_streams_is_limited() -> None:
     ends.guest.open({})
     ends.settle()
     assert ends.host.streams == ends.guest.streams == HOST_STREAMS_MAX + GUEST_STREAMS_MAX
+
+
+def test_many_streams_of_a_guest_share_a_bounded_size_of_send_queues() -> None:
+    ends = Ends.greeted()
+    own = ends.host.open({})
+    queued, ids = 0, []
+    for _ in range(GUEST_STREAMS_MAX):  # the guest reads nothing, and the host fills the queue of each stream
+        ids.append(ends.guest.open({}))
+        ends.guest_writes(1 << 20)
+        ends.host_reads()
+        room = ends.host.room(ids[-1])
+        assert room > 0
+        ends.host.send_bytes(ids[-1], 0, bytes(room))
+        queued += room
+    assert queued <= 19 * 1024 * 1024
+    assert ends.host.room(ids[0]) == 0
+    assert ends.host.room(own) > QUEUE_BYTES // 2
+
+    sent: set[int] = set()
+    while ends.host.next_frame() is not None:
+        sent.update(event.stream for event in ends.host.take_events() if isinstance(event, events.Writable))
+    assert ids[0] in sent, "a stream whose queue is full becomes writable again"
 
 
 # -- ends and resets ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sandlot.protocol import frames, values
 from sandlot.protocol.send_queue import SendQueue
-from sandlot.protocol.streams import Stream
+from sandlot.protocol.streams import WINDOW_BYTES, Outgoing, Stream
 
 MAX = 4084
 
@@ -38,3 +38,25 @@ def test_repeated_hello_is_queued_once() -> None:
         outbox.put_control(b"hello")
     assert outbox.next_control() == b"hello"
     assert outbox.next_control() is None
+
+
+def test_nothing_is_kept_of_streams_that_are_over_while_the_peer_reads_nothing() -> None:
+    outbox = SendQueue(MAX)
+    for id_ in range(2, 2000, 2):
+        stream = known(id_)
+        outbox.put(stream, Outgoing(frames.DATA, b"x"))
+        assert stream.release_credit(WINDOW_BYTES)
+        outbox.put_credit(stream)
+        outbox.forget(stream)
+    assert outbox.resetting(2) == 0
+    assert not outbox._credits  # noqa: SLF001 - what is kept is the promise
+    assert not outbox._turns  # noqa: SLF001
+
+
+def test_resets_are_counted_until_they_are_sent() -> None:
+    outbox = SendQueue(MAX)
+    for id_ in (1, 2, 4):
+        outbox.put_reset(known(id_), "conflict", "", {})
+    assert (outbox.resetting(3), outbox.resetting(6)) == (1, 2)
+    assert [stream for _, stream, _ in taken(outbox)] == [1, 2, 4]
+    assert (outbox.resetting(3), outbox.resetting(6)) == (0, 0)

@@ -2,9 +2,9 @@
 
 Invariants:
 - Each TCP connection is forwarded over its own stream of the host's service ``packages``. The guest does not interpret the bytes.
-- At most :data:`MAX_CONNECTIONS` connections are open at once, fewer than the streams that a guest may open. Further connections
-  wait in the kernel's accept queue until a connection is closed. If an open connection is idle, the guest closes it to accept
-  a waiting connection. A program that opens thousands of connections fills only the accept queue.
+- At most :data:`MAX_CONNECTIONS` connections are open at once, so that captured connections and DNS queries find streams too. Further
+  connections wait in the kernel's accept queue until a connection is closed. If an open connection is idle, the guest closes it to
+  accept a waiting connection. A program that opens thousands of connections fills only the accept queue.
 - A stream is opened when the first bytes of its connection arrive, so a silent connection uses no resources of the host.
 - When the host connects again or the guest is quiesced, connections with a stream are reset, and the port stays open. Package
   managers then repeat their request. A request that is sent while no service runs stays in the link's pipe. When the next
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ADDRESS = ("127.0.0.1", schema.PACKAGES_PORT)
 MAX_CONNECTIONS = 48
-"""Maximum number of open connections: three quarters of the streams that a guest may open to the host.
+"""Maximum number of open connections.
 
 No package manager opens as many connections by default.
 """
