@@ -161,7 +161,8 @@ class SandboxService:
 
         Raises:
             LimitError: The changes would exceed the caller's quota; code ``quota_exceeded``.
-            UnsupportedError: A limit cannot be changed while the sandbox runs.
+            ForbiddenError: The operator or the quota of the caller does not allow the network mode.
+            UnsupportedError: A limit cannot be changed while the sandbox runs, or the network policy cannot be enforced.
             ConflictError: The sandbox uses more than the new limits allow, is still being created, or another live sandbox of its owner has the name.
             UnavailableError: The node does not have enough free resources now; code ``busy``.
         """
