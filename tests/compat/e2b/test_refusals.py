@@ -42,7 +42,6 @@ def refused(answer: httpx.Response, word: str) -> None:
     [
         ("iam", {"tokens": {"aws": {"audience": "x"}}}, "identity"),
         ("iam", {"other": True}, "identity"),
-        ("allowPublicTraffic", True, "network"),
         ("dnsServers", ["8.8.8.8"], "network"),
         ("egressProxy", {"address": "x"}, "network"),
         ("httpsPorts", [443], "network"),

@@ -95,7 +95,8 @@ def test_create_options_hold_inside_the_sandbox(sandbox: Sandbox) -> None:
 
 
 def test_sandbox_without_internet_reaches_nothing(opts: Opts) -> None:
-    for asked in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}):
+    of_older_clients = {"deny_out": ["0.0.0.0/0"], "allow_public_traffic": True}
+    for asked in ({"allow_internet_access": False}, {"network": {"deny_out": ["0.0.0.0/0"]}}, {"network": of_older_clients}):
         with Sandbox.create(**asked, **opts) as closed:
             assert closed.commands.run(f"{INDEX} || true").stdout.strip() in {"", "403"}
             assert closed.get_info().allow_internet_access is False
@@ -129,7 +130,6 @@ def test_invalid_networks_are_refused(opts: Opts) -> None:
 @cases(
     "asked",
     [
-        {"network": {"allow_public_traffic": True}},
         {"network": {"mask_request_host": "x"}},
         {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
     ],

@@ -48,12 +48,19 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
         {"network": {"httpsPorts": [443]}},
         {"network": {"rules": {"x": []}}},
         {"network": {"maskRequestHost": "x"}},
-        {"network": {"allowPublicTraffic": True}},
     ],
 )
 def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         translate.create_params(body(**more), 300)
+
+
+@cases("network", [{}, {"denyOut": ["0.0.0.0/0"]}, {"allowOut": ["8.8.8.8"], "denyOut": ["0.0.0.0/0"]}])
+@cases("is_public", [True, False])
+def test_public_traffic_has_no_effect(network: dict[str, Any], *, is_public: bool) -> None:
+    expected = translate.create_params(body(network=network), 300)
+
+    assert translate.create_params(body(network={**network, "allowPublicTraffic": is_public}), 300) == expected
 
 
 def internet(*, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> NetworkUpTo:

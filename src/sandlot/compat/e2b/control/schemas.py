@@ -25,7 +25,7 @@ class NetworkOptions(RequestModel):
 
     allow_out: Texts | None = Field(default=None, alias="allowOut")
     deny_out: Texts | None = Field(default=None, alias="denyOut")
-    allow_public_traffic: bool | None = Field(default=None, alias="allowPublicTraffic")
+    allow_public_traffic: bool | None = Field(default=None, alias="allowPublicTraffic", description="No effect: ports have no public address.")
     dns_servers: Texts | None = Field(default=None, alias="dnsServers")
     egress_proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
     https_ports: list[int] | None = Field(default=None, alias="httpsPorts")
@@ -33,9 +33,11 @@ class NetworkOptions(RequestModel):
     rules: dict[str, Any] | None = None
 
     def unsupported(self) -> dict[str, object]:
-        """Return the values of options that Sandlot does not have, such as public addresses of ports."""
+        """Return the values of options that Sandlot does not have.
+
+        Python clients before 2.63 send ``allowPublicTraffic: true`` with every network, so this option is accepted.
+        """
         values = {
-            "allowPublicTraffic": self.allow_public_traffic,
             "dnsServers": self.dns_servers,
             "egressProxy": self.egress_proxy,
             "httpsPorts": self.https_ports,
