@@ -7,6 +7,8 @@ import asyncio
 import dataclasses
 import os
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,48 @@ async def test_processes_are_confined_on_the_host(harness: DriverHarness) -> Non
             assert (proc / "uid_map").read_text().split() == ["0", str(own.start), str(IDS)]
             assert "Max core file size        1                    1" in (proc / "limits").read_text()
         waiting.cancel()
+
+
+def network_namespaces() -> set[Path]:
+    """Return the network namespaces in which processes of the host are."""
+    found = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names, not paths
+        with suppress(OSError):
+            found.add(Path(f"/proc/{name}/ns/net").readlink())
+    return found
+
+
+def members_of(harness: DriverHarness) -> dict[int, Path]:
+    """Return the processes of the host that see the state directory of the harness in mounts of their own, each with its network namespace."""
+    found = {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):  # noqa: PTH208 - names, not paths
+        with suppress(OSError):
+            namespace = Path(f"/proc/{pid}/ns/net").readlink()
+            if namespace != Path("/proc/self/ns/net").readlink() and str(harness.data_dir) in Path(f"/proc/{pid}/mountinfo").read_text(
+                errors="replace"
+            ):
+                found[pid] = namespace
+    return found
+
+
+async def test_network_namespace_and_card_end_with_killed_processes(harness: DriverHarness) -> None:
+    cards = socket.if_nameindex()
+    prepared = await harness.new_driver().prepare(harness.shape())
+    ((stage, of_stage),) = members_of(harness).items()
+    async with harness.sandbox() as sandbox:
+        keeper, first = processes(harness, sandbox.instance).keeper.pid, processes(harness, sandbox.instance).sandbox.pid
+        own = Path(f"/proc/{first}/ns/net").readlink()
+        assert own == Path(f"/proc/{keeper}/ns/net").readlink()
+        assert len({own, of_stage, Path("/proc/self/ns/net").readlink()}) == 3
+        assert socket.if_nameindex() == cards
+        for pid in (stage, keeper, first):
+            os.kill(pid, signal.SIGKILL)
+        await sandbox.instance.wait()
+    await prepared.destroy()
+
+    while network_namespaces() & {own, of_stage}:
+        await asyncio.sleep(0.01)
+    assert socket.if_nameindex() == cards
 
 
 async def test_nothing_of_the_runtime_is_left_once_it_runs(harness: DriverHarness) -> None:

@@ -160,8 +160,10 @@ class Link:
     async def checkpoint(self, *, armed: bool) -> None:
         """Tell the guest that a checkpoint of its running sandbox is about to begin or is over. Call this method before and after each checkpoint.
 
-        Streams, processes and cells of this guest continue after the checkpoint. A guest that is restored from the checkpoint is asleep and serves
-        only :meth:`wake`. If this link ends between the two calls of this method, this guest is also asleep on the next link.
+        Streams, processes and cells of this guest continue after the checkpoint. Its connections to other hosts do not: the guest resets them when
+        the checkpoint begins, because no reset would reach a program in a copy, and accepts connections again when the checkpoint is over. A guest
+        that is restored from the checkpoint is asleep and serves only :meth:`wake`. If this link ends between the two calls of this method, this
+        guest is also asleep on the next link.
 
         Between the two calls of this method, the host sends nothing to the guest, and all other calls wait. If a byte arrived while gVisor (20240729)
         saves its state, the saved epoll instance could record that the link is ready and yet never report it. A guest that is restored from such an

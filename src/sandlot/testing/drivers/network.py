@@ -5,6 +5,7 @@ The tests need the capability ``network``. Nothing outside of the sandbox is con
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from sandlot.link.services import GuestStream
+from sandlot.model.errors import ConflictError
 from sandlot.model.ports import Driver, DriverCapability, Instance
 from sandlot.model.specs import User
 from sandlot.protocol import schema
@@ -39,7 +41,7 @@ def error(work):
 
 
 class Destinations:
-    """The host's service ``connect`` for tests: every destination exists except those whose names begin with ``refused``.
+    """The host's service ``connect`` for tests: every destination exists except those whose names begin with ``refused`` or ``silent``.
 
     A destination sends its name, and then returns all bytes.
 
@@ -56,6 +58,8 @@ class Destinations:
         if args["host"].startswith("refused"):
             stream.reset("permission_denied", "host_not_allowed")
             return
+        if args["host"].startswith("silent"):
+            await asyncio.Event().wait()  # decides nothing and reads nothing, until the stream ends
         await stream.write(f"hello {args['host']}:{args['port']}, ".encode())
         async for piece in stream:
             await stream.write(piece)
@@ -131,20 +135,37 @@ print(error(lambda: connect("2001:db8::1", 443)))
 _WAITING = (
     _CLIENT
     + """
-connection = connect("open.example.com", 22)
-connection.recv(100)
-print("open", flush=True)
-with open("/tmp/end", "w") as file:
-    file.write(error(lambda: connection.recv(1)))
+import threading
+def receive(host, ends):
+    connection = connect(host, 22)
+    if not host.startswith("silent"):
+        connection.recv(100)
+    print("open", flush=True)
+    ends[host] = error(lambda: connection.recv(1))
+def send(host, ends):
+    connection = connect(host, 23)
+    connection.send(b"x")
+    print("open", flush=True)
+    ends["sender"] = error(lambda: connection.sendall(bytes(1 << 26)))
+ends = {}
+works = [(receive, "open.example.com"), (receive, "silent.example.com"), (send, "silent.example.com")]
+threads = [threading.Thread(target=work, args=(host, ends)) for work, host in works]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
 import os
+with open("/tmp/end", "w") as file:
+    file.write(" ".join(sorted(set(ends.values()))))
 os.rename("/tmp/end", "/tmp/ended")
 """
 )
-"""Wait on an open connection, and write how it ends to a file."""
+"""Wait on an open connection, on one about which the host decides nothing, and on one that takes no more data. Write how they end to a file."""
 _START = f"""
 import subprocess
 child = subprocess.Popen(["python3", "-SI", "-c", {_WAITING!r}], stdout=subprocess.PIPE, start_new_session=True)
-print(child.stdout.readline())
+for _ in range(3):
+    print(child.stdout.readline())
 """
 _ENDED = "import os, time\nwhile not os.path.exists('/tmp/ended'): time.sleep(0.01)\nprint(open('/tmp/ended').read())"
 _LOOK_UP = "print(socket.gethostbyname('open.example.com'))"
@@ -165,7 +186,7 @@ class NetworkSnapshotSuite(CleanupSuite):
             await _python(source, "print(exchange('other.example.com', 80))")
             address = await _python(source, _LOOK_UP)
             if has_connection:
-                assert "open" in (await source.python(_START)).stdout
+                assert (await source.python(_START)).stdout.count("open") == 3
             await source.link.checkpoint(armed=True)
             await take_snapshot(source.instance, image, keep_running=True)
             await source.link.checkpoint(armed=False)
@@ -177,6 +198,15 @@ class NetworkSnapshotSuite(CleanupSuite):
                     assert await _python(each, _LOOK_UP) == address
                     assert await _python(each, "print(exchange('open.example.com', 22).decode())") == "hello open.example.com:22, ping"
                     assert await _python(each, "print(socket.gethostbyaddr(socket.gethostbyname('new.example.com'))[0])") == "new.example.com"
+
+    async def test_source_connects_again_after_a_checkpoint_that_failed(self, harness: DriverHarness) -> None:
+        driver = await harness.driver_with(DriverCapability.NETWORK, DriverCapability.SNAPSHOT)
+        async with _connected(await harness.boot(driver), Destinations()) as source:
+            await source.link.checkpoint(armed=True)
+            with pytest.raises(ConflictError):
+                await take_snapshot(source.instance, harness.data_dir, keep_running=True)
+            await source.link.checkpoint(armed=False)
+            assert await _python(source, "print(exchange('open.example.com', 22).decode())") == "hello open.example.com:22, ping"
 
 
 @asynccontextmanager
