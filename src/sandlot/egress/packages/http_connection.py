@@ -34,9 +34,9 @@ IDLE_S = 30.0
 WRITE_S = 120.0
 """Seconds that a client may take to read one piece of a response. After that, the connection is cut."""
 
-NO_NETWORK = (
-    'This sandbox has no network: its policy is "none". Packages are installed from outside, by the sandbox\'s install() call, which opens the '
-    'package index while it runs. A sandbox that is created with network "packages" can always use the package index.'
+NO_PACKAGES = (
+    "The network policy of this sandbox does not include the package indexes. Packages are installed from outside, by the sandbox's install() call, "
+    'which opens the indexes while it runs. A sandbox with network "packages" can always use the indexes.'
 )
 _NOT_MODIFIED = 304
 _FIRST_ERROR = 400
@@ -166,7 +166,7 @@ class HttpConnection:
     def _parse(self, request: h11.Request) -> Request:
         if not self._allowed():
             self._counters.refused += 1
-            raise HttpError(403, NO_NETWORK)
+            raise HttpError(403, NO_PACKAGES)
         segments, is_folder = parse_target(request.target)
         if request.method not in _METHODS:
             # npm requests security audits by POST. Status 404 tells npm that the registry does not support audits.
