@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sandlot import Client, Network, NetworkDestination, NetworkInfo, NetworkRefusal, Sandbox
+import pytest
+
+from sandlot import Client, InvalidRequestError, Network, NetworkDestination, NetworkInfo, NetworkRefusal, Sandbox
 from tests.unit.sdk.scripted import Reply, Script
 from tests.unit.sdk.test_sandbox import BOX
 
@@ -50,6 +52,12 @@ def test_returned_policy_can_be_sent_again(service: Script, client: Client, sand
     Sandbox.create(network=policy, client=client)
     expected = {"mode": "allowlist", "allow": ["example.org"], "deny": ["b.example.com"], "packages": True}
     assert service.seen[-1].json() == {"network": expected}
+
+
+def test_text_in_place_of_rules_is_refused() -> None:
+    for rules in ({"allow": "github.com"}, {"deny": "github.com"}):
+        with pytest.raises(InvalidRequestError):
+            Network("allowlist", **rules)
 
 
 def test_info_has_policy_refusals_and_destinations(service: Script, sandbox: Sandbox) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from sandlot.model.errors import InvalidRequestError
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -31,7 +33,14 @@ class Network:
     generation: int = 0
 
     def __post_init__(self) -> None:
-        """Keep the rules as tuples, so that equal policies are equal."""
+        """Keep the rules as tuples, so that equal policies are equal.
+
+        Raises:
+            InvalidRequestError: A list of rules is a text.
+        """
+        for name, rules in (("allow", self.allow), ("deny", self.deny)):
+            if isinstance(rules, str):
+                raise InvalidRequestError(f"`{name}` is the text {rules[:64]!r}.", hint="Pass a list of rules.", fields={"field": f"network.{name}"})
         object.__setattr__(self, "allow", tuple(self.allow))
         object.__setattr__(self, "deny", tuple(self.deny))
 
