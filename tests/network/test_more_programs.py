@@ -13,7 +13,6 @@ import pytest
 from sandlot import Network, Sandbox
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.store import ImageStore, cache_from
-from sandlot.model.specs import GIB
 from tests.support import postgres
 from tests.support.internet import Internet
 from tests.support.localservice import LocalService
@@ -101,7 +100,7 @@ def _servers(net: Internet, host_key: Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
     allow = ["web.example.com", "db.example.com:5432", "cache.example.com:6379", "ssh.example.com:22"]
-    with service.create("programs", network=Network("allowlist", allow=allow), cpus=2, memory_bytes=4 * GIB, disk_bytes=8 * GIB) as made:
+    with service.create("programs", network=Network("allowlist", allow=allow), cpus=2, memory="4GiB", disk="8GiB", timeout=3600) as made:
         yield made
 
 
@@ -112,14 +111,17 @@ def sandbox(service: LocalService) -> Iterator[Sandbox]:
         ("redis-cli -h cache.example.com set key value && redis-cli -h cache.example.com get key", "value"),
         ("java Get.java", PAGE.decode()),
         ("go run get.go", PAGE.decode()),
-        ("chromium --headless --no-sandbox --disable-gpu --dump-dom http://web.example.com/page 2>/dev/null", PAGE.decode()),
+        (
+            "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/profile --virtual-time-budget=10000 --dump-dom http://web.example.com/page 2>/dev/null",
+            PAGE.decode(),
+        ),
     ],
     ids=["psql", "redis-cli", "java", "go", "chromium"],
 )
 def test_program_reaches_an_allowed_name(sandbox: Sandbox, command: str, expected: str) -> None:
     sandbox.files.write("Get.java", JAVA)
     sandbox.files.write("get.go", GO)
-    result = sandbox.commands.run(command, timeout=600)
+    result = sandbox.commands.run(command, timeout=300)
     assert expected in result.stdout, (result.stdout, result.stderr)
 
 
