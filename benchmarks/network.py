@@ -31,6 +31,7 @@ from tests.support.localservice import LocalService, local_service
 ADDRESS, NAME, PORT = "23.7.0.1", "server.example.com", 5000
 CLIENT = """
 import json, socket, sys, time
+ECHO, DOWN, UP = b"\\x01", b"\\x02", b"\\x03"
 host, work, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def connect(first):
     connection = socket.create_connection((host, 5000))
@@ -43,22 +44,22 @@ times = []
 if work == "set-up":
     for _ in range(count):
         began = time.perf_counter()
-        with connect(b"e") as connection:
+        with connect(ECHO) as connection:
             connection.recv(1)
         times.append(time.perf_counter() - began)
     print(median(times) * 1e3)
 elif work == "round trip":
-    with connect(b"e") as connection:
+    with connect(ECHO) as connection:
         connection.recv(1)
         for _ in range(count):
             began = time.perf_counter()
-            connection.sendall(b"e")
+            connection.sendall(ECHO)
             connection.recv(1)
             times.append(time.perf_counter() - began)
     print(median(times) * 1e3)
 elif work == "down":
     began = time.perf_counter()
-    with connect(b"d%020d" % count) as connection:
+    with connect(DOWN + b"%020d" % count) as connection:
         buffer, left = bytearray(1 << 18), count
         while left:
             size = connection.recv_into(buffer)
@@ -68,7 +69,7 @@ elif work == "down":
     print(count / (time.perf_counter() - began) / 1e6)
 elif work == "up":
     began, piece, left = time.perf_counter(), bytes(1 << 18), count
-    with connect(b"u%020d" % count) as connection:
+    with connect(UP + b"%020d" % count) as connection:
         while left:
             connection.sendall(piece[:left])
             left -= min(left, len(piece))
@@ -76,7 +77,7 @@ elif work == "up":
     print(count / (time.perf_counter() - began) / 1e6)
 elif work == "hold":
     began = time.perf_counter()
-    held = [connect(b"e") for _ in range(count)]
+    held = [connect(ECHO) for _ in range(count)]
     opened = time.perf_counter()
     for connection in held:
         connection.recv(1)
@@ -85,25 +86,26 @@ elif work == "hold":
 """
 SERVER = """
 import socket, sys, threading
+ECHO, DOWN, UP = b"\\x01", b"\\x02", b"\\x03"
 def serve(connection):
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = bytearray(1 << 18)
         while kind := connection.recv(1):
-            if kind == b"e":
+            if kind == ECHO:
                 connection.sendall(kind)
                 continue
             left = int(connection.recv(20, socket.MSG_WAITALL))
             while left:
-                if kind == b"d":
+                if kind == DOWN:
                     left -= connection.send(memoryview(buffer)[:left])
                 else:
                     size = connection.recv_into(buffer)
                     if not size:
                         return
                     left -= size
-            if kind == b"u":
-                connection.sendall(b"e")
+            if kind == UP:
+                connection.sendall(ECHO)
 listener = socket.socket(fileno=int(sys.argv[1]))
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
@@ -120,7 +122,7 @@ def running(isolations: list[str]) -> Iterator[tuple[LocalService, str]]:
         server = subprocess.Popen([sys.executable, "-c", SERVER, str(listener.fileno())], pass_fds=(listener.fileno(),))
         resolv_conf = Path(folder) / "resolv.conf"
         resolv_conf.write_text(f"nameserver {RESOLVER}\n")
-        env = {NETNS: net.inside.path, RESOLV_CONF: str(resolv_conf)}
+        env = {NETNS: net.inside.path, RESOLV_CONF: str(resolv_conf), "SANDLOT_POOLS": "none"}
         try:
             with local_service(env, isolation=isolations[0], program="tests.support.internet_service", preloaded=False) as service:
                 yield service, net.inside.path
@@ -148,13 +150,14 @@ def compare(arms: dict[str, Callable[[str, int], float]], rounds: int, mib: int)
         for work in WORK:
             for name, arm in arms.items():
                 found.setdefault((work, name), []).append(arm(work, counts[work]))
-    print(f"{'':12}" + "".join(f"{name:>24}" for name in arms))
+    print(" " * 16 + "".join(f"{name:>24}" for name in arms))
     for work in WORK:
         cells = []
         for name in arms:
             values = found[work, name]
             cells.append(f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
-        print(f"{work:6} {UNITS[work]:5}" + "".join(f"{cell:>24}" for cell in cells))
+        label = f"{work} {UNITS[work]}"
+        print(f"{label:16}" + "".join(f"{cell:>24}" for cell in cells))
 
 
 def load(service: LocalService, sandbox: Sandbox, isolation: str, mib: int) -> None:

@@ -30,14 +30,15 @@ PROGRAMS = Recipe(
 )
 ADDRESS = "23.8.0.1"
 PAGE = b"<p>hello over the network</p>"
+CHROMIUM = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking --user-data-dir=/tmp/profile"
 JAVA = """
 import java.net.*;
 import java.net.http.*;
 public class Get {
     public static void main(String[] names) throws Exception {
-        var request = HttpRequest.newBuilder(URI.create("http://web.example.com/page")).build();
+        var request = HttpRequest.newBuilder(URI.create("http://web.example.com/page/")).build();
         System.out.println(HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString()).body());
-        System.out.println(new String(new URL("http://web.example.com/page").openStream().readAllBytes()));
+        System.out.println(new String(new URL("http://web.example.com/page/").openStream().readAllBytes()));
     }
 }
 """
@@ -45,7 +46,7 @@ GO = """
 package main
 import ("fmt"; "io"; "net/http")
 func main() {
-    response, err := http.Get("http://web.example.com/page")
+    response, err := http.Get("http://web.example.com/page/")
     if err != nil { panic(err) }
     body, _ := io.ReadAll(response.Body)
     fmt.Println(string(body))
@@ -73,6 +74,9 @@ def _servers(net: Internet, host_key: Path, tmp_path_factory: pytest.TempPathFac
     """PostgreSQL, Redis, SSH and HTTP at one address."""
     net.names |= {f"{name}.example.com": [ADDRESS] for name in ("web", "db", "cache", "ssh", "other")}
     redis_socket = tmp_path_factory.mktemp("redis") / "socket"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ssh_port = free.getsockname()[1]
+    ssh = subprocess.Popen(["dropbear", "-F", "-E", "-s", "-p", f"127.0.0.1:{ssh_port}", "-r", str(host_key)], stderr=subprocess.DEVNULL)
     redis = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", str(redis_socket), "--save", ""], executable="/usr/bin/redis-check-rdb")
 
     def connect(path: Path) -> socket.socket:
@@ -80,21 +84,16 @@ def _servers(net: Internet, host_key: Path, tmp_path_factory: pytest.TempPathFac
         made.connect(str(path))
         return made
 
-    def connect_to_ssh() -> socket.socket:
-        ours, its = socket.socketpair()
-        with its:
-            subprocess.Popen(["dropbear", "-i", "-E", "-r", str(host_key)], stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.DEVNULL)
-        return ours
-
     try:
-        with postgres.cluster() as cluster, serve(net.listen(net.outside, ADDRESS, 80), {"/page": PAGE}):
+        with postgres.cluster() as cluster, serve(net.listen(net.outside, ADDRESS, 80), {"/page/": PAGE}):
             net.forward(net.listen(net.outside, ADDRESS, 5432), lambda: connect(cluster.folder / ".s.PGSQL.5432"))
             net.forward(net.listen(net.outside, ADDRESS, 6379), lambda: connect(redis_socket))
-            net.forward(net.listen(net.outside, ADDRESS, 22), connect_to_ssh)
+            net.forward(net.listen(net.outside, ADDRESS, 22), lambda: socket.create_connection(("127.0.0.1", ssh_port)))
             yield
     finally:
-        redis.terminate()
-        redis.wait()
+        for server in (redis, ssh):
+            server.terminate()
+            server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def sandbox(service: LocalService) -> Iterator[Sandbox]:
         ("java Get.java", PAGE.decode()),
         ("go run get.go", PAGE.decode()),
         (
-            "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/profile --virtual-time-budget=10000 --dump-dom http://web.example.com/page 2>/dev/null",
+            f"chromium {CHROMIUM} --dump-dom http://web.example.com/page/ 2>/dev/null",
             PAGE.decode(),
         ),
     ],
