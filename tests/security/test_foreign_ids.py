@@ -33,6 +33,7 @@ RIGHT: Mapping[str, Asked] = {
     "POST /v1/sandboxes/{sandbox}/code": Asked({"code": "1"}),
     "POST /v1/sandboxes/{sandbox}/contexts": Asked({}),
     "DELETE /v1/sandboxes/{sandbox}/contexts/{context}": Asked(last=True),
+    "POST /v1/sandboxes/{sandbox}/network/approve": Asked(json={"refusal": "1"}),
     "POST /v1/sandboxes/{sandbox}/processes": Asked({"command": "true"}),
     "POST /v1/sandboxes/{sandbox}/packages": Asked({"packages": ["six"]}),
     "POST /v1/sandboxes/{sandbox}/processes/{process}/signal": Asked({"signal": "SIGCONT"}),
