@@ -21,8 +21,8 @@ from sandlot.protocol.errors import ProtocolError
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
 
-UNREAD_BYTES = 4 * WINDOW_BYTES
-"""Largest size of what all services of one link together have not read. A service reads a request at once, and the next one after its response."""
+UNREAD_BYTES = 64 * WINDOW_BYTES
+"""Largest size of what all services of one link together have not read: 64 uploads to servers that do not read for a while."""
 SERVICES_MAX = 2 * GUEST_STREAMS_MAX
 """Maximum number of services of one link, together with the cancelled ones that have not ended.
 
