@@ -30,6 +30,7 @@ from sandlot.core.oneshot import runner
 from sandlot.core.records.metrics import METRICS
 from sandlot.core.webhooks import manager as webhooks
 from sandlot.core.webhooks import payload
+from sandlot.egress.gateway import gateway
 from sandlot.egress.outbound.client import CALL_S
 from sandlot.egress.outbound.urls import MAX_URL_BYTES
 from sandlot.guest import wake_scripts
@@ -37,7 +38,7 @@ from sandlot.guest.helpers.changes import MAX_FILES as MAX_TRACKED_FILES
 from sandlot.guest.kernels import manager as kernels
 from sandlot.guest.net import tunnels
 from sandlot.images.recipe import builtin
-from sandlot.model import files, packages, pools, programs, sandboxes, signed_urls, specs, volumes
+from sandlot.model import files, network, network_activity, packages, pools, programs, sandboxes, signed_urls, specs, volumes
 from sandlot.model.access import Quota
 from sandlot.model.errors import CODES, FAULTS, ErrorCode, error_class
 from sandlot.model.faults import Fault
@@ -392,6 +393,14 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("forks of one request", "1", str(sandboxes.MAX_CHILDREN), "`count`"),
             ("wake scripts", "", str(wake_scripts.MAX_SCRIPTS), ""),
             ("time of a wake script", "", _time(wake_scripts.TIMEOUT_S), ""),
+        ],
+        "Network": [
+            ("rules of a policy", "", f"{network.MAX_ENTRIES:,}, {_size(network.MAX_POLICY_CHARS)} in all", ""),
+            ("rule", "", f"{network.MAX_RULE_CHARS:,} characters", ""),
+            ("connections of a sandbox to other hosts", "", f"{gateway.MAX_CONNECTIONS:,}", ""),
+            ("connections of all sandboxes of a node", "", f"{gateway.MAX_TOTAL_CONNECTIONS:,}", ""),
+            ("refusals and destinations that are kept for a sandbox", "", f"{network_activity.MAX_RECORDS} each", ""),
+            ("rate of a sandbox in Mbit/s, both directions together", "no limit", "100,000", "`SANDLOT_NETWORK_MBIT`"),
         ],
         "Commands and code": [
             ("timeout of a command", _time(specs.DEFAULT_COMMAND_TIMEOUT_S), f"{_time(specs.MAX_TIMEOUT_S)}, or none", "`timeout`"),

@@ -77,7 +77,8 @@ def test_curl_and_python_and_node_reach_http_and_https(sandbox: Sandbox) -> None
 
 
 def test_git_clones_and_pushes(sandbox: Sandbox, server: WebServer) -> None:
-    script = """
+    branch = sandbox.id
+    script = f"""
 set -e
 cd "$(mktemp -d)"
 git clone --quiet http://git.example.com/git/project.git
@@ -85,8 +86,8 @@ cd project
 cat README
 echo more >> README
 git -c user.name=me -c user.email=me@example.com commit --quiet --all -m second
-git push --quiet origin main
-git clone --quiet http://git.example.com/git/project.git ../again
+git push --quiet origin main:{branch}
+git clone --quiet --branch {branch} http://git.example.com/git/project.git ../again
 cat ../again/README
 """
     assert run(sandbox, script) == "a project\na project\nmore\n"

@@ -239,7 +239,7 @@ def test_cli_changes_limits_and_reports_usage(sandlot: Commands) -> None:
     assert 0 < told["memory_bytes"] <= told["memory_peak_bytes"]
     assert 0 <= told["pids"] < told["host_tasks"]
     rows = {line.split("  ")[0]: line.split() for line in sandlot.ok("usage", id_).splitlines()}
-    assert set(rows) == {"RESOURCE", "cpu", "memory", "memory peak", "disk", "pids", "host tasks"}
+    assert set(rows) == {"RESOURCE", "cpu", "memory", "memory peak", "disk", "pids", "host tasks", "network sent", "network received"}
     assert (rows["memory"][-1], rows["disk"][-1], rows["pids"][-1], rows["cpu"][-2:]) == ("1.5G", "64M", "64", ["0.5", "cores"])
     for wrong, status in ((("update", id_), 2), (("update", id_, "--disk", "1G"), 1)):
         refused = sandlot.run(*wrong)

@@ -57,10 +57,10 @@ class NetworkLimits:
     is_own: Callable[[Address], bool] = lambda _: False
 
     def modes_of(self, principal: Principal) -> Sequence[NetworkMode]:
-        """Return the modes that a policy of a principal may have, the least open one first."""
+        """Return the modes that a policy of a principal may have, the least open one first. ``none`` is always among them."""
         modes = (NetworkMode if principal.operator else DEFAULT_NETWORKS) if self.modes is None else self.modes
         most_open = principal.quota.network
-        return [mode for mode in NetworkMode if mode in modes and (most_open is None or not mode.exceeds(most_open))]
+        return [mode for mode in NetworkMode if (mode in modes or mode is NetworkMode.NONE) and (most_open is None or not mode.exceeds(most_open))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from sandlot.model.errors import InvalidRequestError
 
 MAX_ENTRIES: Final = 1000
 MAX_RULE_CHARS: Final = 2048
+MAX_POLICY_CHARS: Final = 64 * 1024
+"""Maximum length of all rules of a policy together. Records of sandboxes and snapshots contain their policies."""
 DEFAULT_PORTS: Final = (80, 443)
 """Ports of a rule with a name and without a port."""
 METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
@@ -83,7 +85,10 @@ class NetworkEntry:
 
     def __post_init__(self) -> None:
         """Replace the rule by its canonical text."""
-        object.__setattr__(self, "rule", str(parse_rule(self.rule)))
+        canonical = str(parse_rule(self.rule))
+        if len(canonical) > MAX_RULE_CHARS:  # percent-encoding makes a path longer
+            raise _bad_rule(self.rule, f"a rule has at most {MAX_RULE_CHARS} characters", "Split the rule.")
+        object.__setattr__(self, "rule", canonical)
 
 
 def _check_count(entries: int) -> None:
@@ -100,8 +105,8 @@ class NetworkPolicy:
     """Network access of a sandbox.
 
     Args:
-        entries: Decisions in order; the first entry whose rule matches a destination decides. At most 1,000, and only with the modes
-            ``allowlist`` and ``internet``.
+        entries: Decisions in order; the first entry whose rule matches a destination decides. At most 1,000 with 65,536 characters together, and
+            only with the modes ``allowlist`` and ``internet``.
         packages: True if the package indexes can be read as well. Only the modes ``allowlist`` and ``internet`` have a choice.
         unknown: Decision about a destination that no entry matches: deny the destination, or ask. With the mode ``internet``, such a
             destination is allowed, so ``ask`` needs the mode ``allowlist``.
@@ -129,6 +134,12 @@ class NetworkPolicy:
         if self.entries and not has_rules:
             raise _invalid(f"A network policy of mode {str(self.mode)!r} has no entries.", "Pass the mode 'allowlist' or 'internet'.", "entries")
         _check_count(len(self.entries))
+        if (chars := sum(len(entry.rule) for entry in self.entries)) > MAX_POLICY_CHARS:
+            raise _invalid(
+                f"The rules of the network policy have {chars} characters together; at most {MAX_POLICY_CHARS} are allowed.",
+                "Combine rules, for example with '*.' and '**.'.",
+                "entries",
+            )
         if not self.packages and not has_rules:
             raise _invalid(f"A network policy of mode {str(self.mode)!r} has no choice of `packages`.", "Omit `packages`.", "packages")
         if self.unknown not in {"deny", "ask"}:

@@ -11,6 +11,8 @@ from sandlot.model.network import NetworkPolicy
 
 MAX_RECORDS: Final = 500
 """Maximum number of refusals, and of destinations, that are kept for each sandbox."""
+MAX_TEXT_CHARS: Final = 256
+"""Maximum length of the method and of the path of a refusal. Longer ones are cut."""
 
 
 class RefusalReason(StrEnum):
@@ -39,7 +41,7 @@ class NetworkRefusal:
     """Equal refusals of a sandbox.
 
     Args:
-        id: Id within the sandbox, for example ``3``. Never used again for another refusal of the sandbox.
+        id: Id within the sandbox, for example ``5f3a91c2-3``. Never used again for another refusal of the sandbox.
         host: Host that the program named: a name in lower case, or an address.
         rule: Canonical text of the entry that denies the destination. Empty: no entry allows it, or the reason is not an entry.
         method: Method of the refused HTTP request. Empty: the whole connection was refused.

@@ -172,7 +172,8 @@ def test_sandbox_response_has_all_requested_options(client: SandboxClient, servi
         told = client.get(made.sandbox_id)
         assert (told.status, told.image, told.timeout_secs, told.namespace) == (SandboxStatus.RUNNING, "tensorlake/ubuntu-minimal", 77, "default")
         assert (told.resources.cpus, told.resources.memory_mb, told.resources.disk_mb) == (0.5, 300, 64)
-        assert (told.auto_resume, told.network_policy, told.pool_id, told.runtime) == (False, None, None, "gvisor")
+        assert (told.auto_resume, told.pool_id, told.runtime) == (False, None, "gvisor")
+        assert told.network_policy.allow_internet_access is False, "the key may have no more than an allowlist"
         assert told.sandbox_url == f"{service.url}/tensorlake/sbx/{made.sandbox_id}"
         native = service.client.sandboxes.get(made.sandbox_id)
         assert (native.limits.cpus, native.limits.memory_bytes, native.limits.disk_bytes) == (0.5, 300 * MIB, 64 * MIB)
@@ -245,8 +246,9 @@ def test_limits_are_updated_while_running_or_refused(client: SandboxClient, serv
             changed = client.update_sandbox(box.sandbox_id, memory_mb=memory_mb)
             assert (changed.resources.memory_mb, changed.resource_resize.status.value) == (memory_mb, "succeeded")
             assert service.client.sandboxes.get(box.sandbox_id).limits.memory_bytes == memory_mb * MIB
-        assert client.update_sandbox(box.sandbox_id, network=CLEAR_NETWORK_POLICY).network_policy is None
-        assert status(lambda: client.update_sandbox(box.sandbox_id, network=NetworkConfig(allow_internet_access=False))) == 400
+        assert client.update_sandbox(box.sandbox_id, network=NetworkConfig(allow_out=["a.example.com"])).network_policy.allow_out == ["a.example.com"]
+        cleared = client.update_sandbox(box.sandbox_id, network=CLEAR_NETWORK_POLICY).network_policy
+        assert (cleared.allow_internet_access, cleared.allow_out) == (False, []), "the key may have no more than an allowlist"
         assert status(lambda: client.update_sandbox(box.sandbox_id, exposed_ports=[80])) == 400
         assert client.update_sandbox(box.sandbox_id, exposed_ports=[], allow_unauthenticated_access=False).exposed_ports == []
         assert client.update_sandbox(box.sandbox_id, name="some-name").name == "some-name"

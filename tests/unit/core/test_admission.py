@@ -9,7 +9,7 @@ from ipaddress import ip_network
 import pytest
 
 from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_room, resolve_isolation, resolve_network
-from sandlot.model.access import OwnerId, Principal, Quota
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.network import MOST_OPEN, RULE_EXAMPLE, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
@@ -287,3 +287,7 @@ def test_reserved_metadata_is_refused_unless_it_repeats_a_current_entry() -> Non
 
     with pytest.raises(InvalidRequestError):
         check_reserved_names({"sandlot.pool": "b"}, {"sandlot.pool": "a"})
+
+
+def test_network_can_always_be_closed() -> None:
+    assert NetworkLimits((NetworkMode.INTERNET,)).modes_of(OPERATOR) == [NetworkMode.NONE, NetworkMode.INTERNET]

@@ -275,3 +275,11 @@ def test_local_domains_are_those_of_rules_that_allow(allow: list[str], expected:
     denied = [NetworkEntry(allow=False, rule="denied.internal")]
     policy = NetworkPolicy(NetworkMode.ALLOWLIST, (*denied, *(NetworkEntry(allow=True, rule=rule) for rule in allow)))
     assert local_domains(policy) == expected
+
+
+def test_rules_of_a_policy_have_a_limited_length_together() -> None:
+    rules = [NetworkEntry(allow=True, rule=f"h{number}.example.com/{'a' * 100}") for number in range(1000)]
+    with pytest.raises(InvalidRequestError, match="65536"):
+        NetworkPolicy(NetworkMode.ALLOWLIST, tuple(rules))
+    with pytest.raises(InvalidRequestError, match="2048"):
+        NetworkEntry(allow=True, rule=f"example.com:80/{'é' * 400}")

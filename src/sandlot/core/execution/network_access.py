@@ -18,7 +18,7 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.link.services import GuestService
 from sandlot.model.errors import SandlotError
 from sandlot.model.network import NetworkPolicy
-from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
+from sandlot.model.network_activity import MAX_TEXT_CHARS, NetworkActivity, NetworkRefusal
 from sandlot.model.records import NewEvent
 
 _log = structlog.get_logger("sandlot.core")
@@ -102,7 +102,7 @@ class NetworkAccess:
             "reason": str(refusal.reason),
             "host": refusal.host,
             "port": refusal.port,
-            "rule": refusal.rule or None,
+            "rule": refusal.rule[:MAX_TEXT_CHARS] or None,
             "method": refusal.method or None,
             "path": refusal.path or None,
         }

@@ -8,17 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
 
 from sandlot.egress.policy.destinations import Destination
 from sandlot.egress.policy.refusals import Refusal
-from sandlot.model.network_activity import MAX_RECORDS, NetworkActivity, NetworkDestination, NetworkRefusal
-
-MAX_TEXT_CHARS: Final = 1024
-"""Maximum length of the path and the method of a refusal. Longer ones are cut."""
+from sandlot.model.network_activity import MAX_RECORDS, MAX_TEXT_CHARS, NetworkActivity, NetworkDestination, NetworkRefusal
 
 
 @dataclass(slots=True)
@@ -48,6 +45,8 @@ class ActivityLog:
         self._now = now
         self._refusals: dict[Refusal, NetworkRefusal] = {}
         self._traffic: dict[Destination, Traffic] = {}
+        self._prefix = secrets.token_hex(4)
+        """Beginning of all ids: a sandbox that was hibernated, or that a new service found, gets another log, which must not repeat ids."""
         self._last_id = 0
         self._sent_bytes = 0
         self._received_bytes = 0
@@ -61,7 +60,7 @@ class ActivityLog:
             self._refusals[key] = replace(kept, count=kept.count + 1, last_at=now)
             return None
         self._last_id += 1
-        record = NetworkRefusal(str(self._last_id), key.reason, key.host, key.port, key.rule, key.method, key.path, 1, now, now)
+        record = NetworkRefusal(f"{self._prefix}-{self._last_id}", key.reason, key.host, key.port, key.rule, key.method, key.path, 1, now, now)
         self._refusals[key] = record
         if len(self._refusals) > MAX_RECORDS:
             del self._refusals[next(iter(self._refusals))]

@@ -25,7 +25,10 @@ _SERVER_NAME: Final = 0
 _HOST_NAME: Final = 0
 _ENCRYPTED_CLIENT_HELLO: Final = frozenset({0xFE0D, 0xFFCE})
 """Extensions that hide the server name: Encrypted Client Hello (RFC 9849), and ESNI, which came before it."""
-_MAX_VERSION: Final = 4
+_ALERT: Final = 21
+_MAJOR: Final = 3
+_MAX_MAJOR: Final = 15
+"""Major version of a record from which no server takes a connection for TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,9 @@ def parse_client_hello(data: bytes | bytearray | memoryview) -> HelloResult:
         data: All bytes from the beginning of the connection on. Bytes after the message are ignored.
     """
     data = bytes(data[: MAX_HELLO_BYTES + 1])
-    if data[:1] != bytes([_HANDSHAKE]) or data[1:2] not in {b"", b"\x03"} or (data[2:3] and data[2] > _MAX_VERSION):
-        return "not_tls" if data else "incomplete"
+    begin = _recognise(data)
+    if begin is not None:
+        return begin
     try:
         message = _first_message(data)
         if message is None:
@@ -90,6 +94,23 @@ def parse_client_hello(data: bytes | bytearray | memoryview) -> HelloResult:
         return _parse_message(_Reader(message))
     except _MalformedError:
         return "malformed"
+
+
+def _recognise(data: bytes) -> Literal["incomplete", "malformed", "not_tls"] | None:
+    """Return the result of a connection that does not begin with a record of a ClientHello; None: it does.
+
+    Servers ignore the minor version of the first record (RFC 8446, 5.1). Some also accept other major versions, and an alert before the message.
+    """
+    if not data:
+        return "incomplete"
+    if data[0] not in {_ALERT, _HANDSHAKE} or (len(data) > 1 and data[1] > _MAX_MAJOR):
+        return "not_tls"
+    if data[0] == _HANDSHAKE and data[1:2] in {b"", bytes([_MAJOR])}:
+        return None
+    if len(data) <= _RECORD_HEAD_BYTES:
+        return "incomplete"
+    is_tls = data[_RECORD_HEAD_BYTES] == _CLIENT_HELLO if data[0] == _HANDSHAKE else data[3:5] == b"\0\2"
+    return "malformed" if is_tls else "not_tls"
 
 
 def _first_message(data: bytes) -> bytes | None:

@@ -52,6 +52,18 @@ HEAD_S: Final = 30.0
 MAX_FIRST_PIECES: Final = 256
 """Maximum number of pieces in which a program may send its first bytes. They are parsed again with each piece."""
 
+HALF_CLOSED_S: Final = 600.0
+"""Seconds that a server may send nothing after the program has ended its direction: a program that has closed its connection looks the same."""
+PARTS: Final = 64
+"""Number of parts of HTTP messages after which other tasks run."""
+
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+"""Socket options that find out within two minutes that a server is gone (tcp(7))."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which close(2) sends RST (socket(7))."""
 _FORBIDDEN: Final = 403
@@ -134,6 +146,8 @@ class Connection:
         self._server_spoke = False
         self._is_broken = False
         self._is_clean = False
+        self._parts = 0
+        """Number of parts of HTTP messages, in both directions."""
 
     async def serve(self) -> None:
         """Serve the connection until it ends. Cancel the task, or call :meth:`cut`, to interrupt it."""
@@ -171,13 +185,11 @@ class Connection:
         permission = decisions.decide(destination, content)
         if isinstance(permission, Refusal):
             return False
-        if self._address is None:
-            return True
-        if decisions.decide_address(permission, destination, self._address) is not None:
+        if self._address is not None and decisions.decide_address(permission, destination, self._address) is not None:
             return False
         if isinstance(self._protocol, ClientHello):
             return check_hello(self._protocol, decisions, destination) is None
-        if self._http is not None and self._http.is_upgraded and self._request is not None:
+        if self._address is not None and self._http is not None and self._http.is_upgraded and self._request is not None:
             return check_request(self._request, decisions, destination, self._address) is None
         return True
 
@@ -232,11 +244,14 @@ class Connection:
                 raise RefusedError(self._refusal(error.reason), "connection") from None
         self._socket = connected
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for level, option, value in _KEEP_ALIVE:
+            connected.setsockopt(level, option, value)
         try:
             self._address = ip_address(connected.getpeername()[0])
         except OSError:  # the server has reset the connection already
             raise _CutError from None
+        if not self.is_allowed():  # the policy has changed meanwhile
+            raise _CutError
         self._traffic = self._access.activity.add_connection(self._destination)
         self._connected.set()
 
@@ -330,8 +345,9 @@ class Connection:
             if part == "needs_data":
                 await self._receive_request(http)
             elif part == "paused":
-                self._next_cycle.clear()
-                await self._next_cycle.wait()
+                if not http.is_upgraded:
+                    self._next_cycle.clear()
+                    await self._next_cycle.wait()
                 if http.is_upgraded:
                     await self._send(http.take_rest()[0])
                     await self._copy_program()
@@ -356,6 +372,7 @@ class Connection:
 
     async def _pass_request(self, http: HttpRelay, part: h11.Request | h11.Data | h11.EndOfMessage) -> None:
         """Decide about a request, or pass on a part of a decided request."""
+        await self._let_others_run()
         if isinstance(part, h11.Request):
             self._request = part
             self._head_until_s = None
@@ -404,6 +421,7 @@ class Connection:
                 part = http.next_response_part()
                 if isinstance(part, (str, h11.ConnectionClosed)):
                     break
+                await self._let_others_run()
                 await self._write(http.response_bytes(part))
                 if http.is_upgraded:
                     self._next_cycle.set()
@@ -423,6 +441,12 @@ class Connection:
         if http.requests == 1 and http.awaits_response:
             raise RefusedError(self._refusal(RefusalReason.UPSTREAM_FAILED), "response")
         raise _CutError
+
+    async def _let_others_run(self) -> None:
+        """Let other tasks run now and then: one piece can have thousands of parts, none of which waits."""
+        self._parts += 1
+        if self._parts % PARTS == 0:
+            await asyncio.sleep(0)
 
     # -- pieces -------------------------------------------------------------------------------------------------------
 
@@ -456,16 +480,28 @@ class Connection:
     async def _read(self) -> bytes:
         """Return the next bytes of the server; none at the end."""
         room = await self._stream.wait_for_room()
+        data = b""
         try:
-            data = b"" if self._socket is None else await self._loop.sock_recv(self._socket, min(READ_BYTES, room))
+            if self._socket is not None:
+                data = await self._read_socket(self._socket, min(READ_BYTES, room))
         except OSError:
-            data = b""
             self._is_broken = True
         if not data and self._is_broken:
             if self._http is not None and not self._http.is_upgraded:
+                if not self._http.is_waiting:  # the response is complete
+                    raise _OverError
                 self._fail_response(self._http)
             raise _CutError
         return data
+
+    async def _read_socket(self, connected: socket.socket, max_bytes: int) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout(HALF_CLOSED_S):
+                    return await self._loop.sock_recv(connected, max_bytes)
+            except TimeoutError:
+                if self._program_ended:
+                    raise _CutError from None
 
     async def _write(self, data: bytes) -> None:
         """Send bytes to the program."""

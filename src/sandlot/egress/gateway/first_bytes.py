@@ -15,8 +15,12 @@ from sandlot.egress.gateway.client_hello import ClientHello, parse_client_hello
 MAX_LINE_BYTES: Final = 16 * 1024
 """Size from which a line that begins like a request of HTTP is taken for one although its end has not arrived."""
 
-_REQUEST_START: Final = re.compile(rb"[\r\n\t ]*[A-Za-z_-]*(?:[\t ][^\n]*)?")
-_VERSION: Final = re.compile(rb"HTTP/1", re.IGNORECASE)
+_REQUEST_START: Final = re.compile(rb"[\r\n\t ]*[!#$%&'*+.^_`|~0-9A-Za-z-]*(?:[\t ][^\n]*)?")
+"""A method, which is any token (RFC 9110, 5.6.2), and what may follow it."""
+_REQUEST: Final = re.compile(rb"HTTP/\d|\A\S+[\t ]+(?:/|\*|https?:)", re.IGNORECASE)
+"""Part of a request line: a version, or a target. Some servers accept versions that do not exist, or none."""
+_HTTP_2: Final = b"PRI * HTTP/2"
+"""Beginning of a connection of HTTP/2 without TLS (RFC 9113, 3.4)."""
 
 Protocol = ClientHello | Literal["incomplete", "malformed_tls", "http", "other"]
 """Protocol of a connection. ``other``: neither TLS nor HTTP/1."""
@@ -35,8 +39,10 @@ def recognise(data: bytes | bytearray) -> Protocol:
         return hello
     text = bytes(data[:MAX_LINE_BYTES]).lstrip(b"\r\n\t ")
     line, newline, _ = text.partition(b"\n")
+    if b"\0" in line or line.startswith(_HTTP_2):
+        return "other"
     if newline:
-        return "http" if _REQUEST_START.fullmatch(line) and _VERSION.search(line) else "other"
+        return "http" if _REQUEST_START.fullmatch(line) and _REQUEST.search(line) else "other"
     if not _REQUEST_START.fullmatch(line):
         return "other"
     return "incomplete" if len(data) < MAX_LINE_BYTES else "http"

@@ -32,6 +32,8 @@ from sandlot.protocol.schema import MOST_PORT
 
 MAX_CONNECTIONS: Final = 1024
 """Maximum number of connections of one sandbox."""
+MIN_CONNECTIONS: Final = 16
+"""Number of connections that a sandbox may have as long as the total allows. Beyond, it has at most half of those that are left for others."""
 MAX_TOTAL_CONNECTIONS: Final = 16 * 1024
 """Maximum number of connections of all sandboxes. Each has a file descriptor of the service."""
 MAX_CONNECTS: Final = 64
@@ -167,15 +169,15 @@ class GatewayNetwork:
             type_: Type of the question, not checked.
         """
         host = _parse(name, _DNS_PORT).host if type(name) is str and type(type_) is str and type_ in TYPES else None
-        is_allowed = isinstance(host, str) and self._access.decisions.allows_name(host)
-        if not is_allowed or self._is_closed or not self._lookup_rate.try_take(1):
+        if not isinstance(host, str) or self._is_closed or not self._lookup_rate.try_take(1) or not self._access.decisions.allows_name(host):
             stream.reset("forbidden", "The lookup was refused.")
             return
         await stream.write(await look_up(str(host), str(type_), self._gateway.make_resolver))
 
     @property
     def _is_full(self) -> bool:
-        return len(self._connections) >= MAX_CONNECTIONS or self._gateway.open_connections >= MAX_TOTAL_CONNECTIONS
+        free = MAX_TOTAL_CONNECTIONS - self._gateway.open_connections
+        return free <= 0 or len(self._connections) >= min(MAX_CONNECTIONS, max(MIN_CONNECTIONS, free // 2))
 
     def _on_refused(self, refusal: Refusal, failed: str = "") -> None:
         record = self._activity.add_refusal(refusal)

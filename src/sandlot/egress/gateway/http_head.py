@@ -44,6 +44,8 @@ def read_head(request: h11.Request, port: int) -> RequestHead | RefusalReason:
         request: Request that h11 has parsed.
         port: Port of the connection.
     """
+    if request.http_version not in {b"1.0", b"1.1"}:
+        return RefusalReason.PROTOCOL_NOT_SUPPORTED
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and b"content-length" in names:
         return RefusalReason.PROTOCOL_NOT_SUPPORTED

@@ -10,7 +10,7 @@ from sandlot.egress.policy.destinations import parse_destination
 from sandlot.egress.policy.refusals import Refusal
 from sandlot.model.errors import ConflictError
 from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
-from sandlot.model.network_activity import NetworkRefusal, RefusalReason
+from sandlot.model.network_activity import MAX_TEXT_CHARS, NetworkRefusal, RefusalReason
 
 _MISSING_ENTRY: Final = frozenset(
     {
@@ -40,7 +40,7 @@ def approve(policy: NetworkPolicy, refusal: NetworkRefusal) -> NetworkPolicy:
         raise _not_possible(
             refusal, f"The network policy has the mode {str(policy.mode)!r}; only an allowlist can be extended.", "Update the network policy."
         )
-    if refusal.reason is RefusalReason.PATH_NOT_ALLOWED and not refusal.path:
+    if refusal.method and (not refusal.path or len(refusal.path) >= MAX_TEXT_CHARS):  # servers could read the path in several ways, or it was cut
         raise _not_possible(refusal, "No rule covers this path alone.", "Update the network policy with a rule that covers more.")
     entry = NetworkEntry(allow=True, rule=_rule(refusal))
     if entry in policy.entries:

@@ -68,6 +68,15 @@ class PolicyDecisions:
     def __init__(self, policy: NetworkPolicy) -> None:
         self.policy = policy
         self._entries = [(entry.allow, parse_rule(entry.rule)) for entry in policy.entries]
+        self._by_name: dict[str, list[int]] = {}
+        """Names of rules -> positions of their entries."""
+        self._of_networks: list[int] = []
+        """Positions of the entries with networks."""
+        for position, (_, rule) in enumerate(self._entries):
+            if isinstance(rule.host, str):
+                self._by_name.setdefault(rule.host, []).append(position)
+            else:
+                self._of_networks.append(position)
         self.denies_names = any(not allow and isinstance(rule.host, str) for allow, rule in self._entries)
         """True if an entry denies a name, which a connection to an address may hide."""
         rules = [rule for _, rule in self._entries]
@@ -100,8 +109,16 @@ class PolicyDecisions:
 
     def allows_name(self, name: str) -> bool:
         """Return True if a connection to a name is allowed on any port."""
-        ports = {rule.port for _, rule in self._entries if isinstance(rule.port, int) and _covers_host(rule, name)}
-        return any(isinstance(self.decide(Destination(name, port)), Permission) for port in {*DEFAULT_PORTS, _OTHER_PORT, *ports})
+        denied: set[int] = set()
+        for _, allow, rule in self._of_host(name):
+            ports = DEFAULT_PORTS if rule.port is None else () if rule.port == "*" else (rule.port,)
+            if allow and (not ports or not denied.issuperset(ports)):
+                return True
+            if not allow and not rule.methods and not rule.path:
+                if not ports:
+                    return False
+                denied.update(ports)
+        return isinstance(self._default(Destination(name, _OTHER_PORT), "unknown"), Permission)
 
     def decide_address(self, permission: Permission, destination: Destination, address: Address) -> Refusal | None:
         """Return the refusal of a connection to one address of an allowed name. None: no entry denies the address.
@@ -127,9 +144,19 @@ class PolicyDecisions:
         return None
 
     def _matching(self, host: str | Address, port: int) -> Iterator[tuple[int, bool, NetworkRule]]:
-        """Yield the entries that match a host and a port, each as its position, its decision and its rule."""
-        for position, (allow, rule) in enumerate(self._entries):
-            if _covers_port(rule, port) and _covers_host(rule, host):
+        """Return the entries that match a host and a port, each as its position, its decision and its rule."""
+        return (entry for entry in self._of_host(host) if _covers_port(entry[2], port))
+
+    def _of_host(self, host: str | Address) -> Iterator[tuple[int, bool, NetworkRule]]:
+        """Yield the entries that match a host, each as its position, its decision and its rule."""
+        positions = self._of_networks
+        if isinstance(host, str):
+            labels = host.split(".")
+            names = (".".join(labels[at:]) for at in range(len(labels)))
+            positions = sorted(position for name in names for position in self._by_name.get(name, ()))
+        for position in positions:
+            allow, rule = self._entries[position]
+            if _covers_host(rule, host):
                 yield position, allow, rule
 
     def _default(self, destination: Destination, content: Content) -> Permission | Refusal:
@@ -143,7 +170,7 @@ class PolicyDecisions:
 
     def _closest_reason(self, destination: Destination, content: Content) -> RefusalReason:
         """Return the reason that names the last part of a destination that differs from an entry that allows."""
-        rules = [rule for allow, rule in self._entries if allow and _covers_host(rule, destination.host)]
+        rules = [rule for _, allow, rule in self._of_host(destination.host) if allow]
         if not rules:
             return RefusalReason.HOST_NOT_ALLOWED
         rules = [rule for rule in rules if _covers_port(rule, destination.port)]

@@ -30,7 +30,8 @@ class SandboxNetwork:
             refusal: The refusal, or its id.
 
         Returns:
-            The policy with a further rule for exactly this host, port, method and path.
+            The policy with a further rule for the host and port of the refusal; after a refused HTTP request, for its method, and for its path with
+            the paths below.
 
         Raises:
             NotFoundError: ``refusal_not_found``.

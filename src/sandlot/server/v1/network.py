@@ -109,9 +109,10 @@ async def get(sandbox: str, request: Request) -> Response:
 
 @router.post("/approve", responses=documented_response(NetworkResponse, "The extended policy."))
 async def approve(sandbox: str, body: ApproveRefusalRequest, request: Request) -> Response:
-    """Allow the destination of a refusal: append a rule for exactly this host, port, method and path to the allowlist of a sandbox.
+    """Allow the destination of a refusal: append a rule for its host and port to the allowlist of a sandbox.
 
-    A destination that a rule denies is not approved (409). The next update of the network policy drops the appended rule.
+    After a refused HTTP request, the rule covers its method, and its path with the paths below. A destination that a rule denies is not approved
+    (409). The next update of the network policy drops the appended rule.
     """
     approved = await get_node(request).network.approve(get_principal(request), sandbox, body.refusal)
     return json_response(NetworkResponse.of(approved.spec.network))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sandlot.egress.gateway.activity import MAX_TEXT_CHARS, ActivityLog
+from sandlot.egress.gateway.activity import ActivityLog
 from sandlot.egress.policy.destinations import Destination
 from sandlot.egress.policy.refusals import Refusal
-from sandlot.model.network_activity import MAX_RECORDS, RefusalReason
+from sandlot.model.network_activity import MAX_RECORDS, MAX_TEXT_CHARS, RefusalReason
 
 
 class Clock:
@@ -34,6 +34,9 @@ def test_equal_refusals_are_one_record_and_ids_are_never_reused() -> None:
         log.add_refusal(refusal(f"h{number}"))
     again = log.add_refusal(refusal("a"))
     assert again is not None
+    other = ActivityLog(Clock()).add_refusal(refusal("a"))
+    assert other is not None
+    assert other.id not in {first.id, again.id}, "a sandbox that wakes gets another log"
     kept = log.activity(0).refusals
     assert len(kept) == MAX_RECORDS
     assert len({each.id for each in kept} | {first.id}) == MAX_RECORDS + 1

@@ -97,6 +97,18 @@ def test_malformed_message_is_recognised(data: bytes) -> None:
     assert parse_client_hello(data) == "malformed"
 
 
+@pytest.mark.parametrize("minor", [0, 5, 255])
+def test_minor_version_of_the_first_record_is_ignored(minor: int) -> None:
+    assert parse_client_hello(NAMED[:2] + bytes([minor]) + NAMED[3:]) == ClientHello("a.example")
+
+
+@pytest.mark.parametrize("data", [b"\x16\x02" + NAMED[2:], b"\x15\x03\x01\0\x02\x01\x5a" + NAMED])
+def test_message_that_only_some_servers_accept_is_malformed(data: bytes) -> None:
+    results = [parse_client_hello(data[:size]) for size in range(len(data) + 1)]
+    assert set(results) == {"incomplete", "malformed"}
+    assert results[-1] == "malformed"
+
+
 def test_endless_message_is_malformed() -> None:
     start = b"\x16\x03\x01" + vector(2, b"\x01" + MAX_HELLO_BYTES.to_bytes(3, "big"))
     assert parse_client_hello(start + b"\x16\x03\x01\0\x01x" * 10) == "incomplete"
@@ -105,7 +117,8 @@ def test_endless_message_is_malformed() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\x02\x00", b"\x16\x03\x05", b"\x17\x03\x03\0\x01x", b"\0", b"SSH"]
+    "data",
+    [b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01\x03\x01", b"\x16\0\0\0\0\0", b"\x16\x10", b"\x15\x03\x03\0\x01x", b"\x17\x03\x03\0\x01x", b"\0", b"SSH"],
 )
 def test_other_protocol_is_not_tls(data: bytes) -> None:
     assert parse_client_hello(data) == "not_tls"

@@ -209,6 +209,38 @@ async def test_connections_of_a_sandbox_and_of_all_are_limited(monkeypatch: pyte
         assert server.connections == 1
 
 
+async def test_sandbox_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOTAL_CONNECTIONS", 12)
+    monkeypatch.setattr(module, "MIN_CONNECTIONS", 1)
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        for _ in range(12):
+            program = world.connect("allowed.test", server.port)
+            await program.send(b"\0x")
+            await program.read_until(b"\0x") if world.network.activity().open_connections < 4 else await asyncio.sleep(0)
+        assert world.network.activity().open_connections == 4
+
+
+async def test_connection_whose_program_has_left_is_cut_if_its_server_stays_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HALF_CLOSED_S", 0.05)
+
+    released, closed = asyncio.Event(), asyncio.Event()
+
+    async def stay(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await released.wait()
+        writer.transport.abort()
+        await asyncio.sleep(0)
+        closed.set()
+
+    async with serving(stay) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        await program.send(b"\0x")
+        program.end()
+        await program.read_all()
+        assert program.was_reset
+        released.set()
+        await closed.wait()
+
+
 async def test_head_that_never_ends_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.05)
     async with serving(web) as server, sandbox(allowing(f"GET allowed.test:{server.port}/a")) as world:
@@ -259,7 +291,7 @@ async def test_refusals_are_folded_and_reported_at_most_once_a_second() -> None:
     async with sandbox(allowing("allowed.test")) as world:
         for host in ("other.test", "other.test", "third.test"):
             await world.connect(host, 5432).read_all()
-        assert [(each.id, each.host, each.count) for each in world.network.activity().refusals] == [("1", "other.test", 2), ("2", "third.test", 1)]
+        assert [(each.host, each.count) for each in world.network.activity().refusals] == [("other.test", 2), ("third.test", 1)]
         assert [each.host for each in world.reported] == ["other.test"]
 
 

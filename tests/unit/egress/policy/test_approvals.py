@@ -9,7 +9,7 @@ import pytest
 from sandlot.egress.policy.approvals import approve
 from sandlot.model.errors import ConflictError, InvalidRequestError
 from sandlot.model.network import NetworkMode, NetworkPolicy, network_entries
-from sandlot.model.network_activity import NetworkRefusal, RefusalReason
+from sandlot.model.network_activity import MAX_TEXT_CHARS, NetworkRefusal, RefusalReason
 from tests.support.gateway import refusal
 
 
@@ -25,7 +25,7 @@ def allowlist(*rules: str, deny: Sequence[str] = ()) -> NetworkPolicy:
         (refusal("2606:4700::1", 443), "[2606:4700::1]:443"),
         (refusal("a.example.com", 22, reason=RefusalReason.PORT_NOT_ALLOWED), "a.example.com:22"),
         (refusal("a.example.com", 80, method="GET", path="/v1/models"), "GET a.example.com:80/v1/models"),
-        (refusal("a.example.com", 80, reason=RefusalReason.METHOD_NOT_ALLOWED, method="POST"), "POST a.example.com:80"),
+        (refusal("a.example.com", 80, reason=RefusalReason.METHOD_NOT_ALLOWED, method="POST", path="/"), "POST a.example.com:80"),
         (refusal("a.example.com", 80, reason=RefusalReason.PATH_NOT_ALLOWED, method="PUT", path="/a%20b"), "PUT a.example.com:80/a%20b"),
     ],
 )
@@ -44,7 +44,7 @@ def test_approval_appends_an_entry_for_exactly_the_refused_destination(refused: 
         (allowlist(deny=["example.com"]), refusal(rule="example.com"), "example.com"),
         (allowlist(), refusal(rule="example.com"), "example.com"),
         (allowlist(deny=["**.example.com"]), refusal("a.example.com"), "**.example.com"),
-        (allowlist("GET example.com", deny=["POST example.com"]), refusal(port=80, method="POST"), "POST example.com"),
+        (allowlist("GET example.com", deny=["POST example.com"]), refusal(port=80, method="POST", path="/"), "POST example.com"),
         (NetworkPolicy(NetworkMode.ALLOWLIST, network_entries(["a.com"], ["8.8.8.0/24"], allow_first=True)), refusal("8.8.8.8", 53), "8.8.8.0/24"),
     ],
 )
@@ -71,6 +71,9 @@ def test_only_an_allowlist_is_extended(mode: NetworkMode) -> None:
 def test_approval_that_would_allow_more_than_the_refused_path_is_refused() -> None:
     with pytest.raises(ConflictError):
         approve(allowlist("GET example.com/v1"), refusal(port=80, reason=RefusalReason.PATH_NOT_ALLOWED, method="GET"))
+    for path in ("", "/" + "x" * (MAX_TEXT_CHARS - 1)):
+        with pytest.raises(ConflictError):
+            approve(allowlist("example.org"), refusal(port=80, method="GET", path=path))
 
 
 def test_host_without_a_rule_cannot_be_approved() -> None:

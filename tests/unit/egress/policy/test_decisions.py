@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.egress.policy.decisions import Content, HttpRequest, Permission, PolicyDecisions
-from sandlot.egress.policy.destinations import parse_destination
+from sandlot.egress.policy.destinations import Destination, parse_destination
 from sandlot.egress.policy.refusals import NEXT_STEPS, Refusal
 from sandlot.model.errors import ErrorCode
 from sandlot.model.network import MAX_ENTRIES, NetworkEntry, NetworkMode, NetworkPolicy
@@ -256,3 +256,20 @@ def test_policy_with_all_entries_decides() -> None:
     decisions = policy(*(f"host{number}.example" for number in range(MAX_ENTRIES)))
     assert outcome(decisions, f"host{MAX_ENTRIES - 1}.example", 443) == "allowed"
     assert outcome(decisions, "host.example", 443) == "host_not_allowed"
+
+
+NAMES_AND_RULES = st.lists(
+    st.tuples(st.booleans(), st.sampled_from(["a.test", "*.a.test", "**.test.test", "b.a.test:25", "a.test:*", "b.a.test:25/x", "GET a.test:80"])),
+    max_size=5,
+)
+
+
+@given(
+    NAMES_AND_RULES,
+    st.sampled_from(["a.test", "b.a.test", "c.b.a.test", "x.test.test"]),
+    st.sampled_from([NetworkMode.ALLOWLIST, NetworkMode.INTERNET]),
+)
+def test_name_is_allowed_if_a_connection_on_any_port_is(entries: list[tuple[bool, str]], name: str, mode: NetworkMode) -> None:
+    decisions = PolicyDecisions(NetworkPolicy(mode, tuple(NetworkEntry(allow, rule) for allow, rule in entries)))
+    on_ports = [decisions.decide(Destination(name, port)) for port in (80, 443, 25, 9)]
+    assert decisions.allows_name(name) is any(isinstance(each, Permission) for each in on_ports)
