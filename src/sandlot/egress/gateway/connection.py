@@ -27,7 +27,7 @@ import h11
 from sandlot.egress.gateway.activity import ActivityLog, Traffic
 from sandlot.egress.gateway.checks import check_hello, check_request
 from sandlot.egress.gateway.client_hello import ClientHello
-from sandlot.egress.gateway.first_bytes import Protocol, recognise
+from sandlot.egress.gateway.first_bytes import HTTP_2, Protocol, recognise
 from sandlot.egress.gateway.http_relay import HttpRelay
 from sandlot.egress.gateway.rate import RateLimit
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT, http_response
@@ -67,8 +67,6 @@ _KEEP_ALIVE: Final = (
 _RESET: Final = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which close(2) sends RST (socket(7))."""
 _FORBIDDEN: Final = 403
-_HTTP_2: Final = b"PRI * HTTP/2"
-"""Beginning of a connection of HTTP/2 without TLS (RFC 9113, 3.4)."""
 _TLS: Final = b"\x16"
 """First byte of a ClientHello."""
 
@@ -289,7 +287,7 @@ class Connection:
             refusal = check_hello(self._protocol, decisions, destination)
         elif self._protocol == "malformed_tls":
             refusal = self._refusal(RefusalReason.TLS_NAME_MISMATCH)
-        elif self._first.startswith(_HTTP_2) and self._is_http_port():
+        elif self._first.startswith(HTTP_2) and self._is_http_port():
             refusal = self._refusal(RefusalReason.PROTOCOL_NOT_SUPPORTED)
         else:
             decision = decisions.decide(destination, "opaque")

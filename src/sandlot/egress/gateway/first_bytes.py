@@ -19,7 +19,7 @@ _REQUEST_START: Final = re.compile(rb"[\r\n\t ]*[!#$%&'*+.^_`|~0-9A-Za-z-]*(?:[\
 """A method, which is any token (RFC 9110, 5.6.2), and what may follow it."""
 _REQUEST: Final = re.compile(rb"HTTP/\d|\A\S+[\t ]+(?:/|\*|https?:)", re.IGNORECASE)
 """Part of a request line: a version, or a target. Some servers accept versions that do not exist, or none."""
-_HTTP_2: Final = b"PRI * HTTP/2"
+HTTP_2: Final = b"PRI * HTTP/2"
 """Beginning of a connection of HTTP/2 without TLS (RFC 9113, 3.4)."""
 
 Protocol = ClientHello | Literal["incomplete", "malformed_tls", "http", "other"]
@@ -39,7 +39,7 @@ def recognise(data: bytes | bytearray) -> Protocol:
         return hello
     text = bytes(data[:MAX_LINE_BYTES]).lstrip(b"\r\n\t ")
     line, newline, _ = text.partition(b"\n")
-    if b"\0" in line or line.startswith(_HTTP_2):
+    if b"\0" in line or line.startswith(HTTP_2):
         return "other"
     if newline:
         return "http" if _REQUEST_START.fullmatch(line) and _REQUEST.search(line) else "other"
