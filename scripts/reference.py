@@ -523,8 +523,8 @@ def _range(bounds: tuple[float, float], format_: str = "") -> str:
 
 
 def _quota(name: str, value: object) -> str:
-    if value is None or value is True:
-        return "none" if value is None else "yes"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return str(value) if not isinstance(value, int) else _size(value) if name.endswith("_bytes") else f"{value:,}"
 
 

@@ -85,6 +85,9 @@ MaxNetwork = Annotated[
 Installs = Annotated[
     bool | None, typer.Option("--installs/--no-installs", help="Open the package indexes to a sandbox without network during an install.")
 ]
+PublicPorts = Annotated[
+    bool | None, typer.Option("--public-ports/--no-public-ports", help="Allow sandboxes with public ports, whose preview URLs need no token.")
+]
 
 
 @keys.command("create")
@@ -113,6 +116,7 @@ def create(  # noqa: PLR0913 - each is an option
     max_pools: MaxPools = None,
     max_network: MaxNetwork = None,
     installs: Installs = None,
+    public_ports: PublicPorts = None,
     json_output: JsonOutput = False,
 ) -> None:
     """Create an API key and print it once, alone on the last line (`--operator`, quota options, `--expires WHEN`, `--e2b`).
@@ -143,6 +147,7 @@ def create(  # noqa: PLR0913 - each is an option
         pools=max_pools,
         network=max_network,
         installs=installs,
+        public_ports=public_ports,
     )
     expires_at = None if expires is None else expires.at
     format_ = KeyFormat.E2B if e2b else KeyFormat.SANDLOT
@@ -184,6 +189,7 @@ def update(  # noqa: PLR0913 - each is an option
     max_pools: MaxPools = None,
     max_network: MaxNetwork = None,
     installs: Installs = None,
+    public_ports: PublicPorts = None,
     json_output: JsonOutput = False,
 ) -> None:
     """Change a key's name, quota or expiry.
@@ -213,6 +219,7 @@ def update(  # noqa: PLR0913 - each is an option
             pools=max_pools,
             network=max_network,
             installs=installs,
+            public_ports=public_ports,
         )
         return None if changed == quota else changed
 

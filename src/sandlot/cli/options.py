@@ -240,6 +240,10 @@ Packages = Annotated[
     bool | None,
     typer.Option("--packages/--no-packages", help="Read access to the package indexes with an allowlist or the internet. (default: --packages)"),
 ]
+PublicPorts = Annotated[
+    bool | None,
+    typer.Option("--public-ports/--no-public-ports", help="Open preview URLs of the ports without a token. (default of a new sandbox: no)"),
+]
 TemplateName = Annotated[
     str | None,
     typer.Option("--template", "-t", metavar="NAME", help="Template of the sandbox. (default: code-interpreter)", autocompletion=complete_templates),

@@ -22,6 +22,7 @@ from sandlot.cli.options import (
     Metadata,
     NetworkMode,
     Packages,
+    PublicPorts,
     Quiet,
     SandboxId,
     TemplateName,
@@ -95,6 +96,15 @@ def create(  # noqa: PLR0913 - each is an option
     cwd: Annotated[
         str | None, typer.Option("--cwd", "-w", metavar="PATH", help="Working directory, created if it does not exist. (default: /workspace)")
     ] = None,
+    public_ports: PublicPorts = None,
+    mask_request_host: Annotated[
+        str | None,
+        typer.Option(
+            "--mask-request-host",
+            metavar="HOST",
+            help="Host header that programs see behind a preview URL, such as '${PORT}-app.example.com'. (default: localhost:PORT)",
+        ),
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", metavar="KEY", help="Key of this request; a repeated request returns the same sandbox.")
     ] = None,
@@ -126,6 +136,8 @@ def create(  # noqa: PLR0913 - each is an option
         "auto_resume": auto_resume,
         "volumes": as_mounts(volumes),
         "cwd": cwd,
+        "public_ports": bool(public_ports),
+        "mask_request_host": mask_request_host,
         "idempotency_key": idempotency_key,
     }
     anyio.run(partial(_create, template, options, json_output=json_output))
@@ -199,9 +211,14 @@ def update(  # noqa: PLR0913 - each is an option
     allow: Allow = None,
     deny: Deny = None,
     packages: Packages = None,
+    public_ports: PublicPorts = None,
+    mask_request_host: Annotated[
+        str | None,
+        typer.Option("--mask-request-host", metavar="HOST", help="Host header that programs see behind a preview URL; '' for localhost:PORT."),
+    ] = None,
     json_output: JsonOutput = False,
 ) -> None:
-    """Change a sandbox's timeouts, name, metadata, limits or network policy; all changes apply, or none.
+    """Change properties of a sandbox; all changes apply, or none.
 
     --network, --allow and --deny replace the whole network policy.
 
@@ -224,6 +241,8 @@ def update(  # noqa: PLR0913 - each is an option
         "disk": disk,
         "pids": pids,
         "network": as_network(network, allow, deny, packages=packages),
+        "public_ports": public_ports,
+        "mask_request_host": mask_request_host,
     }
     if all(value is None for value in changes.values()):
         raise typer.BadParameter("Nothing to change. Pass an option, such as --timeout.")
@@ -318,6 +337,8 @@ def _print_info(found: SandboxInfo, *, json_output: bool) -> None:
         "restored": found.restored,
         "isolation": found.isolation,
         "network": "" if found.network is None else found.network.mode,
+        "public ports": "yes" if found.public_ports else "",
+        "masked host": found.mask_request_host,
         "working directory": found.cwd,
         "cpus": f"{limits.cpus:g}",
         "memory": size(limits.memory_bytes),

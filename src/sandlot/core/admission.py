@@ -179,6 +179,24 @@ def resolve_network(
     return replace(policy, generation=0)
 
 
+def check_public_ports(principal: Principal, *, requested: bool | None) -> None:
+    """Refuse a request for public ports that the quota of the caller does not allow.
+
+    Args:
+        principal: Caller.
+        requested: True if the request makes the ports of a sandbox public.
+
+    Raises:
+        ForbiddenError: The caller is no operator, and the quota ``public_ports`` is False.
+    """
+    if requested and not principal.may_have_public_ports:
+        raise ForbiddenError(
+            "The quota `public_ports` of this key does not allow public ports.",
+            hint="Omit `public_ports` and open the private preview URLs with their token, or ask the operator for the quota `public_ports`.",
+            fields={"field": "public_ports", "quota": "public_ports"},
+        )
+
+
 def _lowered(policy: NetworkPolicy, modes: Sequence[NetworkMode]) -> NetworkPolicy:
     """Return a policy with the most open of several modes that is not more open than its own mode.
 

@@ -159,6 +159,7 @@ class AdmissionController:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SandboxService.create for such a request.")
         template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
+        admission.check_public_ports(principal, requested=params.public_ports)
         isolation = admission.resolve_isolation(
             params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
         )
@@ -347,6 +348,8 @@ class AdmissionController:
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
             cwd=params.cwd or (WORKSPACE if source is None else source.spec.cwd),
+            public_ports=params.public_ports,
+            mask_request_host=params.mask_request_host,
         )
         if source is None:
             return spec

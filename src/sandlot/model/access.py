@@ -47,6 +47,7 @@ class Quota:
             that live sandboxes do not use.
         network: Most open mode of the network policy of a sandbox.
         installs: True if a sandbox whose network policy has the mode ``none`` may use the package indexes while an ``install`` request runs.
+        public_ports: True if sandboxes may have public ports, whose preview URLs need no token. Operators may have them in any case.
     """
 
     sandboxes: int | None = 50
@@ -68,6 +69,7 @@ class Quota:
     pools: int | None = 4
     network: NetworkMode | None = None
     installs: bool = True
+    public_ports: bool = False
 
 
 class KeyFormat(StrEnum):
@@ -87,8 +89,9 @@ UNBOUNDED: Final = Quota(
     stored_file_bytes=None,
     hibernated_sandboxes=None,
     pools=None,
+    public_ports=True,
 )
-"""Quota of operators: only the limits of the node apply."""
+"""Quota of operators: only the limits of the node apply, and ports may be public."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,11 @@ class Principal:
     operator: bool = False
     quota: Quota = field(default_factory=Quota)
     expires_at: datetime | None = None
+
+    @property
+    def may_have_public_ports(self) -> bool:
+        """True if the ports of the principal's sandboxes may be public."""
+        return self.operator or self.quota.public_ports
 
     def sees(self, owner: OwnerId) -> bool:
         """Return whether the principal may see the resources of an owner."""

@@ -47,7 +47,7 @@ _ADDRESS: Final = re.compile(
 """An address, of IPv6 with or without brackets, and the prefix length of a network. In ``10.0.0.1/8/x``, ``/8`` begins a path."""
 _TAIL: Final = re.compile(r"(?::(?P<port>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _PORT: Final = re.compile(r"\d{1,5}", re.ASCII)
-_MAX_PORT: Final = 65535
+MAX_PORT: Final = 65535
 _PERCENT: Final = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _PATH_CHARS: Final = "-._~!$&'()*+,;=:@"
 """Characters of a path segment besides letters and digits that need no percent-encoding (RFC 3986, 3.3)."""
@@ -391,7 +391,7 @@ def _ascii_name(text: str, name: str) -> str:
 def _parse_port(text: str, port: str) -> int | Literal["*"]:
     if port == "*":
         return "*"
-    if not _PORT.fullmatch(port) or not 1 <= int(port) <= _MAX_PORT:
+    if not _PORT.fullmatch(port) or not 1 <= int(port) <= MAX_PORT:
         raise _bad_rule(
             text, f"{port[:20]!r} is not a port", "Write a port from 1 to 65535, or '*' for all ports; write an IPv6 address in brackets."
         )

@@ -28,6 +28,7 @@ from sandlot.model.specs import (
     VolumeMount,
     check_mounts,
     check_path,
+    check_request_host,
     check_text,
 )
 from sandlot.model.states import State, is_terminal
@@ -187,6 +188,8 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         cwd: Absolute path of the working directory, which is created if it does not exist. None: ``/workspace``, or that of the snapshot.
+        public_ports: True if the preview URLs of the ports need no token. The quota of the API key must allow it.
+        mask_request_host: ``Host`` header that programs see behind a preview URL, in which ``${PORT}`` stands for the port. None: ``localhost:PORT``.
     """
 
     template: str | None = None
@@ -204,14 +207,18 @@ class CreateSandboxParams:
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
     cwd: str | None = None
+    public_ports: bool = False
+    mask_request_host: str | None = None
 
     def __post_init__(self) -> None:
         """Check the fields whose valid values depend neither on the operator's policy nor on the host.
 
         Raises:
-            InvalidRequestError: The name, the metadata, the idle timeout, a volume or the working directory is invalid.
+            InvalidRequestError: The name, the metadata, the idle timeout, a volume, the working directory or the masked host is invalid.
         """
         check_properties(self.name, self.metadata, self.idle_timeout_s)
+        if self.mask_request_host is not None:
+            check_request_host(self.mask_request_host)
         if self.cwd is not None:
             check_path(self.cwd)
         check_mounts(self.volumes)
@@ -318,6 +325,8 @@ class UpdateSandboxParams:
         auto_resume: True to resume the suspended sandbox when a request needs it.
         name: New name, unique among the live sandboxes of the owner.
         network: Network policy that replaces the present one as a whole. Its generation is ignored.
+        public_ports: True if the preview URLs of the ports need no token. The quota of the API key must allow it.
+        mask_request_host: ``Host`` header that programs see behind a preview URL; empty for ``localhost:PORT``.
     """
 
     timeout_s: float | None = None
@@ -329,6 +338,8 @@ class UpdateSandboxParams:
     auto_resume: bool | None = None
     name: str | None = None
     network: NetworkPolicy | NetworkUpTo | None = None
+    public_ports: bool | None = None
+    mask_request_host: str | None = None
 
     def __post_init__(self) -> None:
         """Check that the values are within their bounds and do not contradict each other.
@@ -339,6 +350,8 @@ class UpdateSandboxParams:
         if self.persistent and self.timeout_s is not None:
             raise InvalidRequestError("`persistent` and `timeout` are both set.", hint="Set one of them.", fields={"field": "timeout"})
         check_properties(self.name, self.metadata or {}, self.idle_timeout_s or None)
+        if self.mask_request_host:
+            check_request_host(self.mask_request_host)
 
     @property
     def moves_deadline(self) -> bool:
@@ -356,6 +369,8 @@ class UpdateSandboxParams:
             "auto_resume": self.auto_resume is not None,
             "name": self.name is not None,
             "network": self.network is not None,
+            "public_ports": self.public_ports is not None,
+            "mask_request_host": self.mask_request_host is not None,
         }
         return [name for name, is_given in given.items() if is_given]
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
-from sandlot.model.network import NetworkPolicy
+from sandlot.model.network import MAX_PORT, NetworkPolicy
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -46,6 +46,10 @@ MAX_ARGS = 16384
 MAX_ENV_VARIABLES = 4096
 """Largest number of environment variables. Linux limits only their total size. With this limit and ``MAX_ARGS``, a request never has more items than
 one message to the guest may have (``MAX_ITEMS`` in :mod:`sandlot.protocol.values`)."""
+MAX_REQUEST_HOST_BYTES = 253
+"""Largest size in bytes of a masked host: the largest length of a host name (RFC 1035, 2.3.4)."""
+PORT_VARIABLE: Final = "${PORT}"
+"""Variable in a masked host that stands for the port, as in E2B's API."""
 MAX_PATH_BYTES = 4095
 """Largest size in bytes of a path: Linux's PATH_MAX without the final NUL, path_resolution(7)."""
 
@@ -53,6 +57,8 @@ MAX_PATH_BYTES = 4095
 USER_PATTERN: Final = r"[^:/\s]{1,255}(:[^:/\s]{1,255})?"
 """Pattern of a user."""
 _USER: Final = re.compile(USER_PATTERN)
+_HOST_LABEL: Final = r"(?:[A-Za-z0-9_-]|\$\{PORT\})+"
+_REQUEST_HOST: Final = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*(?::(?:[0-9]{{1,5}}|\$\{{PORT\}}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +302,8 @@ class SandboxSpec:
             if the sandbox was booted from its template.
         volumes: Mounted volumes, by id.
         cwd: Absolute path of the working directory, in which programs start and relative paths begin.
+        public_ports: True if the preview URLs of the ports need no token.
+        mask_request_host: ``Host`` header that programs see behind a preview URL, in which ``${PORT}`` stands for the port. None: ``localhost:PORT``.
     """
 
     id: SandboxId
@@ -313,14 +321,22 @@ class SandboxSpec:
     restored: str = ""
     volumes: tuple[VolumeMount, ...] = ()
     cwd: str = WORKSPACE
+    public_ports: bool = False
+    mask_request_host: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that the environment, the volumes, the working directory and the timeout do not exceed their limits."""
+        """Check that the environment, the volumes, the working directory, the timeout and the masked host do not exceed their limits."""
         check_env(self.env)
         check_path(self.cwd)
         check_mounts(self.volumes)
         if self.timeout_s is not None:
             _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
+        if self.mask_request_host is not None:
+            check_request_host(self.mask_request_host)
+
+    def request_host(self, port: int) -> str:
+        """Return the ``Host`` header that a program on a port sees behind a preview URL."""
+        return (self.mask_request_host or f"localhost:{PORT_VARIABLE}").replace(PORT_VARIABLE, str(port))
 
     def started_from(self, root: RootFs) -> SandboxSpec:
         """Return the spec with the digest of the root file system that the sandbox is started from."""
@@ -547,6 +563,21 @@ def check_text(what: str, text: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
         return text.encode()
     except UnicodeEncodeError:
         raise InvalidRequestError(f"The {what} is not valid Unicode text.", code=code, hint="Pass binary content in a file.") from None
+
+
+def check_request_host(host: str) -> None:
+    """Refuse a text that cannot be the ``Host`` header of a request.
+
+    Raises:
+        InvalidRequestError: The text is no host name with or without a port, or has more than 253 bytes.
+    """
+    _, _, port = host.partition(":")
+    if _REQUEST_HOST.fullmatch(host) is None or len(host) > MAX_REQUEST_HOST_BYTES or (port.isdecimal() and not 1 <= int(port) <= MAX_PORT):
+        raise InvalidRequestError(
+            f"`mask_request_host` is {host[:64]!r}, which is not a host name of at most {MAX_REQUEST_HOST_BYTES} bytes, with or without a port.",
+            hint=f'Pass for example "{PORT_VARIABLE}-app.example.com".',
+            fields={"field": "mask_request_host"},
+        )
 
 
 def check_path(path: str) -> str:

@@ -167,6 +167,8 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
     volumes: Mapping[str, str | Mount] | None,
     file_ids: Iterable[str] | None,
     cwd: str | None,
+    public_ports: bool,
+    mask_request_host: str | None,
 ) -> dict[str, Any]:
     """Return the body of a request that creates a sandbox."""
     return omit_none(
@@ -186,6 +188,8 @@ def sandbox_body(  # noqa: PLR0913 - passed by name
         volumes=None if volumes is None else mounts_body(volumes),
         file_ids=None if file_ids is None else list(file_ids),
         cwd=cwd,
+        public_ports=public_ports or None,
+        mask_request_host=mask_request_host,
     )
 
 

@@ -28,7 +28,7 @@ from tests.support.node import MemoryTemplates, NoPackages
 from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
-BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2", "--max-network", "none"]
+BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2", "--max-network", "none", "--public-ports"]
 STORED = ("--max-stored-executions", "--max-stored-execution-size", "--max-stored-files", "--max-stored-file-size", "--max-hibernated")
 BOUNDS += [word for option, value in zip(STORED, ("5", "6M", "7", "8M", "9"), strict=True) for word in (option, value)]
 BOUND = Quota(
@@ -46,6 +46,7 @@ BOUND = Quota(
     hibernated_sandboxes=9,
     pools=2,
     network=NetworkMode.NONE,
+    public_ports=True,
 )
 
 
@@ -91,7 +92,7 @@ def everything(keys: Command) -> None:
     assert made["operator"] is False
     boss = json.loads(keys("create", "boss", "--operator", "--json"))
     assert (boss["operator"], boss["quota"]) == (True, asdict(UNBOUNDED))
-    unbounded = [word for option in ("--max-sandboxes", "--max-pools", *STORED) for word in (option, "-1")]
+    unbounded = [word for option in ("--max-sandboxes", "--max-pools", *STORED) for word in (option, "-1")] + ["--public-ports"]
     free = json.loads(keys("create", "free", *unbounded, "--json"))
     assert (free["operator"], free["quota"]) == (False, asdict(UNBOUNDED))
     e2b = json.loads(keys("create", "old", "--e2b", "--expires", "2999-01-01T00:00:00Z", "--json"))
@@ -117,7 +118,7 @@ def everything(keys: Command) -> None:
     lines = [line.split() for line in keys("ls").splitlines()]
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"]
     assert [(line[1], line[2], line[5]) for line in lines[1:]] == [
-        ("plain", "no", f"sandboxes=50,{stored},pools=4"),
+        ("plain", "no", f"sandboxes=50,{stored},pools=4,public_ports=no"),
         (
             "bound",
             "no",

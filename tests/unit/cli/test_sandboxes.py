@@ -34,6 +34,7 @@ def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, ca
 
     there.say(answer)
     options = "--persistent --idle-timeout 60 --name mine -m user=alice -e A=b --file-id file-1 --idempotency-key k --network none --cpus 0.5"
+    options += " --public-ports --mask-request-host app.example.com"
     assert dispatch(["create", "-t", "base", *options.split()]) == 0
     assert capsys.readouterr().out == f"{BOX['id']}\n"
     assert there.seen[-1].headers["idempotency-key"] == "k"
@@ -47,6 +48,8 @@ def test_create_sends_what_it_is_given_and_prints_the_id_alone(there: Script, ca
         "file_ids": ["file-1"],
         "network": {"mode": "none"},
         "limits": {"cpus": 0.5},
+        "public_ports": True,
+        "mask_request_host": "app.example.com",
     }
 
 
@@ -70,6 +73,8 @@ def test_update_sends_only_the_given_options_and_prints_the_sandbox(
         ("--persistent", {"persistent": True}),
         ("--name new -m a=b -m c=d --idle-timeout 0", {"name": "new", "metadata": {"a": "b", "c": "d"}, "idle_timeout": 0}),
         ("--memory 512M --pids 20 --no-auto-resume", {"limits": {"memory_bytes": 512 << 20, "pids": 20}, "auto_resume": False}),
+        ("--public-ports", {"public_ports": True}),
+        ("--no-public-ports --mask-request-host=", {"public_ports": False, "mask_request_host": ""}),
     ):
         with subtests.test(options=options):
             there.seen.clear()
@@ -82,6 +87,15 @@ def test_update_sends_only_the_given_options_and_prints_the_sandbox(
     for wrong in ([], ["--persistent", "--timeout", "5"]):
         assert dispatch(["update", str(BOX["id"]), *wrong]) == 2
     assert there.seen == []
+
+
+def test_info_prints_public_ports_and_the_masked_host_only_if_there_are_any(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for more in ({}, {"public_ports": True, "mask_request_host": "app.example.com"}):
+        there.say(Reply(200, {**BOX, **more}))
+        assert dispatch(["info", str(BOX["id"])]) == 0
+        shown.append([line.split() for line in capsys.readouterr().out.splitlines() if "public" in line or "masked" in line])
+    assert shown == [[], [["public", "ports", "yes"], ["masked", "host", "app.example.com"]]]
 
 
 def test_rm_goes_on_after_a_failure_and_says_so(there: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_room, resolve_isolation, resolve_network
+from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_public_ports, check_room, resolve_isolation, resolve_network
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.network import MOST_OPEN, RULE_EXAMPLE, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
@@ -291,3 +291,28 @@ def test_reserved_metadata_is_refused_unless_it_repeats_a_current_entry() -> Non
 
 def test_network_can_always_be_closed() -> None:
     assert NetworkLimits((NetworkMode.INTERNET,)).modes_of(OPERATOR) == [NetworkMode.NONE, NetworkMode.INTERNET]
+
+
+# Public ports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "quota, operator, requested, allowed",
+    [
+        (Quota(), False, True, False),
+        (Quota(), False, False, True),
+        (Quota(), False, None, True),
+        (Quota(public_ports=True), False, True, True),
+        (Quota(), True, True, True),
+        (OPERATOR.quota, False, True, True),
+    ],
+)
+def test_public_ports_need_the_quota_or_an_operator(quota: Quota, *, operator: bool, requested: bool | None, allowed: bool) -> None:
+    principal = Principal(OwnerId("a11ce0a11ce0"), "alice", operator=operator, quota=quota)
+    if allowed:
+        check_public_ports(principal, requested=requested)
+        return
+    with pytest.raises(ForbiddenError) as refused:
+        check_public_ports(principal, requested=requested)
+    assert refused.value.fields == {"field": "public_ports", "quota": "public_ports"}
+    assert refused.value.hint

@@ -12,6 +12,7 @@ from sandlot.model.specs import (
     MAX_ARG_BYTES,
     MAX_CODE_BYTES,
     MAX_ENV_BYTES,
+    MAX_REQUEST_HOST_BYTES,
     MAX_TAG_BYTES,
     MAX_VOLUMES,
     MIB,
@@ -27,6 +28,8 @@ from sandlot.model.specs import (
 )
 
 ID = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
+
+TOO_LONG = "a" * (MAX_REQUEST_HOST_BYTES + 1)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -62,6 +65,55 @@ def test_limit_out_of_range_is_refused_by_name(limits: dict[str, float]) -> None
 def test_timeout_out_of_range_is_refused(timeout: float) -> None:
     with pytest.raises(InvalidRequestError, match="timeout"):
         SandboxSpec(ID, timeout_s=timeout)
+
+
+@pytest.mark.parametrize(
+    "mask, seen",
+    [
+        (None, "localhost:8000"),
+        ("x", "x"),
+        ("app.example.com:443", "app.example.com:443"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("${PORT}-app.example.com", "8000-app.example.com"),
+        ("app_${PORT}.localhost:${PORT}", "app_8000.localhost:8000"),
+        ("a" * MAX_REQUEST_HOST_BYTES, "a" * MAX_REQUEST_HOST_BYTES),
+    ],
+)
+def test_program_behind_a_preview_url_sees_the_masked_host_with_its_port(mask: str | None, seen: str) -> None:
+    assert SandboxSpec(ID, mask_request_host=mask).request_host(8000) == seen
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "",
+        " ",
+        "a b",
+        "a/b",
+        "a\r\nX: y",
+        "a\n",
+        "a\0",
+        "é.com",
+        "a..b",
+        ".a",
+        "a.",
+        "a:",
+        "a:x",
+        "a:0",
+        "a:65536",
+        "a:٣",
+        "a:1:2",
+        "[::1]",
+        "u@a",
+        "${HOST}",
+        TOO_LONG,
+    ],
+)
+def test_masked_host_that_is_no_host_name_is_refused_with_a_valid_example(mask: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        SandboxSpec(ID, mask_request_host=mask)
+    assert refused.value.fields == {"field": "mask_request_host"}
+    SandboxSpec(ID, mask_request_host=refused.value.hint.split('"')[1])
 
 
 @pytest.mark.parametrize(

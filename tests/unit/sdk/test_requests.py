@@ -14,6 +14,7 @@ def test_what_is_not_given_is_not_sent() -> None:
     body = requests.sandbox_body(
         template=None, snapshot=None, name=None, metadata=None, envs=None, timeout=None, persistent=False, idle_timeout=None, on_timeout=None,
         auto_resume=None, limits={}, isolation=None, network=None, volumes=None, file_ids=None, cwd=None,
+        public_ports=False, mask_request_host=None,
     )  # fmt: skip
     assert body == {}
 

@@ -144,6 +144,16 @@ def test_connect_resumes_suspended_sandboxes(service: Script, subtests: pytest.S
             ]
 
 
+def test_public_ports_and_masked_host_are_sent_and_returned(service: Script, client: Client) -> None:
+    service.say(Reply(201, {**BOX, "public_ports": True, "mask_request_host": "a.example.com"}))
+    sandbox = Sandbox.create("base", public_ports=True, mask_request_host="a.example.com", client=client)
+    assert service.seen[-1].json() == {"template": "base", "public_ports": True, "mask_request_host": "a.example.com"}
+    service.say(Reply(200, {**BOX, "public_ports": True, "mask_request_host": "a.example.com"}), Reply(200, BOX))
+    assert (sandbox.info().public_ports, sandbox.info().mask_request_host) == (True, None)
+    sandbox.update(public_ports=False, mask_request_host="")
+    assert service.seen[-1].json() == {"public_ports": False, "mask_request_host": ""}
+
+
 def test_all_changes_of_an_update_are_one_request(service: Script, sandbox: Sandbox) -> None:
     service.say(Reply(200, {**BOX, "name": "new"}))
     changed = sandbox.update(timeout=9, idle_timeout=0, on_timeout="pause", auto_resume=True, name="new", metadata={}, cpus=2, memory="1G")

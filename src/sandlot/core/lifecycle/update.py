@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from sandlot.core.admission import check_public_ports
 from sandlot.core.execution.network_access import NetworkAccess
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, guest_deadline_s
 from sandlot.core.resources.drivers import driver_step
@@ -162,6 +163,7 @@ async def update(supervisor: SandboxSupervisor, *, principal: Principal, params:
     if params.timeout_s is not None:
         replace(sandbox.spec, timeout_s=params.timeout_s)  # raises an error if the timeout is out of bounds
     check_reserved_names(params.metadata or {}, sandbox.metadata)
+    check_public_ports(principal, requested=params.public_ports)
     if params.network is not None:
         params = replace(params, network=await dependencies.admission.resolve_network(sandbox, principal, params.network))
     if params.limits == LimitsChange():
@@ -324,7 +326,7 @@ async def _record(supervisor: SandboxSupervisor, params: UpdateSandboxParams) ->
         await supervisor.dependencies.recorder.save_update(sandbox, *params.names())
     except BaseException:
         sandbox.metadata, sandbox.idle_timeout_s, sandbox.name = metadata, idle_timeout_s, name
-        sandbox.spec = replace(sandbox.spec, timeout_s=spec.timeout_s, on_timeout=spec.on_timeout, auto_resume=spec.auto_resume, network=spec.network)
+        sandbox.spec = replace(spec, limits=sandbox.spec.limits, volumes=sandbox.spec.volumes)
         raise
     if params.network is not None:
         supervisor.dependencies.guest_services.network.apply(sandbox)
@@ -339,6 +341,8 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
         on_timeout=spec.on_timeout if params.on_timeout is None else params.on_timeout,
         auto_resume=spec.auto_resume if params.auto_resume is None else params.auto_resume,
         network=params.network if isinstance(params.network, NetworkPolicy) else spec.network,
+        public_ports=spec.public_ports if params.public_ports is None else params.public_ports,
+        mask_request_host=spec.mask_request_host if params.mask_request_host is None else params.mask_request_host or None,
     )
     if params.metadata is not None:
         sandbox.metadata = {

@@ -359,6 +359,8 @@ def child_params(parent: Sandbox, params: ForkParams) -> list[CreateSandboxParam
             on_timeout=parent.spec.on_timeout,
             auto_resume=parent.spec.auto_resume,
             volumes=parent.spec.volumes,
+            public_ports=parent.spec.public_ports,
+            mask_request_host=parent.spec.mask_request_host,
         )
         for number in range(1, params.count + 1)
     ]

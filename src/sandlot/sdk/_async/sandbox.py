@@ -103,6 +103,8 @@ class AsyncSandbox:
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
         cwd: str | None = None,
+        public_ports: bool = False,
+        mask_request_host: str | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -132,6 +134,9 @@ class AsyncSandbox:
             file_ids: Ids of files of the file store to copy into the working directory.
             cwd: Absolute path of the working directory, in which programs start and relative paths begin; it is created if it does not exist.
                 Default: ``/workspace``, or that of the snapshot.
+            public_ports: Let everyone open the preview URLs of the ports without a token. The quota ``public_ports`` of the key must allow it.
+            mask_request_host: ``Host`` header that programs see behind a preview URL: a host name with or without a port, in which ``${PORT}``
+                stands for the port. Default: ``localhost:PORT``.
             idempotency_key: Key under which the service creates at most one sandbox. Default: a new key for each call.
             url: Address of the service, as for :class:`AsyncClient`.
             api_key: API key, as for :class:`AsyncClient`.
@@ -141,7 +146,7 @@ class AsyncSandbox:
             NotFoundError: The template, snapshot, volume or file does not exist.
             ConflictError: Another live sandbox of the caller has the name.
             InvalidRequestError: A value is out of range.
-            ForbiddenError: The operator or the key does not allow the isolation or the network mode.
+            ForbiddenError: The operator or the key does not allow the isolation, the network mode or public ports.
             UnsupportedError: The service cannot enforce what was requested.
             LimitError: The quota of the API key is used up.
             UnavailableError: The service cannot be reached, or has no room for the sandbox now.
@@ -163,6 +168,8 @@ class AsyncSandbox:
             volumes=volumes,
             file_ids=file_ids,
             cwd=cwd,
+            public_ports=public_ports,
+            mask_request_host=mask_request_host,
         )
         return await cls._create(body, idempotency_key, url, api_key, client)
 
@@ -190,6 +197,8 @@ class AsyncSandbox:
         volumes: Mapping[str, str | Mount] | None = None,
         file_ids: Iterable[str] | None = None,
         cwd: str | None = None,
+        public_ports: bool = False,
+        mask_request_host: str | None = None,
         idempotency_key: str | None = None,
         url: str | None = None,
         api_key: str | None = None,
@@ -220,6 +229,8 @@ class AsyncSandbox:
             volumes: As for :meth:`create`.
             file_ids: As for :meth:`create`.
             cwd: As for :meth:`create`.
+            public_ports: As for :meth:`create`.
+            mask_request_host: As for :meth:`create`.
             idempotency_key: As for :meth:`create`.
             url: As for :meth:`create`.
             api_key: As for :meth:`create`.
@@ -242,6 +253,8 @@ class AsyncSandbox:
             volumes=volumes,
             file_ids=file_ids,
             cwd=cwd,
+            public_ports=public_ports,
+            mask_request_host=mask_request_host,
         )
         return await cls._create({**body, "if_exists": "return"}, idempotency_key, url, api_key, client)
 
@@ -417,8 +430,10 @@ class AsyncSandbox:
         disk: int | str | None = None,
         pids: int | None = None,
         network: Network | str | Iterable[str] | None = None,
+        public_ports: bool | None = None,
+        mask_request_host: str | None = None,
     ) -> SandboxInfo:
-        """Change timeouts, name, metadata, limits and network policy: all given values, or none of them. Values that are not given stay.
+        """Change properties of the sandbox: all given values, or none of them. Values that are not given stay.
 
         On ``gvisor``, programs inside still see the memory size and the number of CPUs of the start; the new limits hold nevertheless.
 
@@ -435,10 +450,12 @@ class AsyncSandbox:
             disk: Limit of written data, in the same forms.
             pids: Maximum number of processes and threads.
             network: Network policy, as for :meth:`create`; it replaces the present one as a whole. Connections that it does not allow are reset.
+            public_ports: Let everyone open the preview URLs of the ports without a token, or only with a token.
+            mask_request_host: ``Host`` header that programs see behind a preview URL, as for :meth:`create`; empty for ``localhost:PORT``.
 
         Raises:
             InvalidRequestError: A value is out of range.
-            ForbiddenError: The operator or the key does not allow the network mode.
+            ForbiddenError: The operator or the key does not allow the network mode or public ports.
             ConflictError: The sandbox uses more than the new limit, or the name is taken.
             UnsupportedError: The driver cannot change this limit of a running sandbox.
             UnavailableError: The node does not have the resources now.
@@ -454,6 +471,8 @@ class AsyncSandbox:
             metadata=None if metadata is None else dict(metadata),
             limits=requests.limits_body(cpus=cpus, memory=memory, disk=disk, pids=pids) or None,
             network=requests.network_body(network),
+            public_ports=public_ports,
+            mask_request_host=mask_request_host,
         )
         self._info = structure(SandboxInfo, await self._transport.request("PATCH", self._path, body=body))
         return self._info

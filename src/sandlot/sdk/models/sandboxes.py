@@ -60,6 +60,8 @@ class SandboxInfo:
         restored: State that it began with: ``memory`` (and files) or ``files`` of another sandbox; None if it booted.
         volumes: Attached volumes.
         cwd: Working directory, in which programs start and relative paths begin.
+        public_ports: True if the preview URLs of the ports need no token.
+        mask_request_host: ``Host`` header that programs see behind a preview URL; None for ``localhost:PORT``.
     """
 
     id: str
@@ -87,6 +89,8 @@ class SandboxInfo:
     restored: str | None = None
     volumes: tuple[Mount, ...] = ()
     cwd: str = "/workspace"
+    public_ports: bool = False
+    mask_request_host: str | None = None
 
     __repr__ = short_repr("id", "state", "template", "name")
 

@@ -64,6 +64,7 @@ class QuotaRequest(RequestModel):
     )
     network: Annotated[NetworkMode, Field(strict=False)] | None = Field(default=None, description="Most open network mode of a sandbox.")
     installs: bool = Field(default=True, description="True if sandboxes of network mode 'none' may use the package indexes during an install.")
+    public_ports: bool = Field(default=False, description="True if sandboxes may have public ports. Operators may in any case.")
 
     def to_quota(self) -> Quota:
         """Return the quota of the model."""
@@ -132,6 +133,7 @@ class QuotaResponse(ResponseModel):
     pools: int | None
     network: NetworkMode | None
     installs: bool
+    public_ports: bool
 
     @classmethod
     def of(cls, quota: Quota) -> QuotaResponse:

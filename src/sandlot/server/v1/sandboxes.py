@@ -28,7 +28,17 @@ from sandlot.model.sandboxes import (
     check_reserved_names,
     states_of,
 )
-from sandlot.model.specs import DEFAULT_TEMPLATE, DEFAULT_TIMEOUT_S, MAX_VOLUMES, WORKSPACE, Limits, OnTimeout, VolumeMount
+from sandlot.model.specs import (
+    DEFAULT_TEMPLATE,
+    DEFAULT_TIMEOUT_S,
+    MAX_REQUEST_HOST_BYTES,
+    MAX_VOLUMES,
+    PORT_VARIABLE,
+    WORKSPACE,
+    Limits,
+    OnTimeout,
+    VolumeMount,
+)
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -155,6 +165,16 @@ class CreateSandboxRequest(RequestModel):
     volumes: Annotated[list[AttachVolumeRequest], Field(max_length=MAX_VOLUMES)] = Field(
         default_factory=list, description="Volumes to mount. A missing volume is a 404 before the sandbox is created."
     )
+    public_ports: bool = Field(
+        default=False,
+        description="Let everyone open the preview URLs of the ports without a token. If the quota of the key does not allow `public_ports`: 403.",
+    )
+    mask_request_host: Text | None = Field(
+        default=None,
+        description="`Host` header that programs see behind a preview URL: a host name with or without a port, at most "
+        f"{MAX_REQUEST_HOST_BYTES} bytes, in which `{PORT_VARIABLE}` stands for the port. Default: `localhost:{PORT_VARIABLE}`.",
+        examples=["${PORT}-app.example.com"],
+    )
 
     def params(self) -> CreateSandboxParams:
         """Return the parameters of the operation."""
@@ -186,6 +206,8 @@ class CreateSandboxRequest(RequestModel):
             auto_resume=self.auto_resume,
             volumes=tuple(mount.mount() for mount in self.volumes),
             cwd=self.cwd,
+            public_ports=self.public_ports,
+            mask_request_host=self.mask_request_host,
         )
 
 
@@ -211,6 +233,12 @@ class UpdateSandboxRequest(RequestModel):
         "Connections that it does not allow are reset.",
         json_schema_extra=_add_short_forms,
     )
+    public_ports: bool | None = Field(
+        default=None, description="Let everyone open the preview URLs of the ports without a token, or only with a token."
+    )
+    mask_request_host: Text | None = Field(
+        default=None, description=f"`Host` header that programs see behind a preview URL; empty for `localhost:{PORT_VARIABLE}`."
+    )
 
     def params(self) -> UpdateSandboxParams:
         """Return the parameters of the operation."""
@@ -224,6 +252,8 @@ class UpdateSandboxRequest(RequestModel):
             auto_resume=self.auto_resume,
             name=self.name,
             network=None if self.network is None else self.network.policy(),
+            public_ports=self.public_ports,
+            mask_request_host=self.mask_request_host,
         )
 
 
@@ -304,6 +334,8 @@ class SandboxResponse(ResponseModel):
     )
     volumes: list[VolumeMountResponse]
     cwd: str = Field(description="Working directory, in which programs start and relative paths begin.")
+    public_ports: bool = Field(description="True if the preview URLs of the ports need no token.")
+    mask_request_host: str | None = Field(description=f"`Host` header behind a preview URL. Null: `localhost:{PORT_VARIABLE}`.")
     created_at: datetime
     expires_at: datetime | None
     ended_at: datetime | None
@@ -333,6 +365,8 @@ class SandboxResponse(ResponseModel):
             restored=RESTORED.get(spec.restored),
             volumes=[VolumeMountResponse.of(mount) for mount in spec.volumes],
             cwd=spec.cwd,
+            public_ports=spec.public_ports,
+            mask_request_host=spec.mask_request_host,
             created_at=sandbox.created_at,
             expires_at=sandbox.expires_at,
             ended_at=sandbox.ended_at,

@@ -55,6 +55,8 @@ class RowsSuite:
             limits=Limits(cpus=0.1, memory_bytes=3 * GIB, disk_bytes=7 * GIB, pids=99),
             timeout_s=0.1 + 1,
             isolation="container",
+            public_ports=True,
+            mask_request_host="${PORT}.example.com",
         )
         full = sandbox(
             spec=spec,

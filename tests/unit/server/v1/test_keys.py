@@ -165,6 +165,27 @@ async def test_network_mode_of_a_key_limits_its_sandboxes(at: Bench, http: httpx
     assert [record.quota.network for record in await at.service.api_keys.list()] == ["none"]
 
 
+async def test_quota_of_a_key_decides_about_public_ports(at: Bench, http: httpx.AsyncClient) -> None:
+    key = await made(http, "private")
+    async with tcp_client(at.service, str(key["key"])) as client:
+        created = (await client.post("/v1/sandboxes", json=NEW)).json()
+        assert (created["public_ports"], created["mask_request_host"]) == (False, None)
+        url, public = f"/v1/sandboxes/{created['id']}", {"public_ports": True}
+        for refused in (await client.post("/v1/sandboxes", json={**NEW, **public}), await client.patch(url, json=public)):
+            assert (refused.status_code, refused.json()["code"], refused.json()["fields"]["quota"]) == (403, "forbidden", "public_ports")
+            assert "`public_ports`" in refused.json()["hint"]
+            assert "token" in refused.json()["hint"]
+
+        assert (await http.patch("/v1/keys/private", json={"quota": public})).json()["quota"]["public_ports"] is True
+        updated = (await client.patch(url, json={**public, "mask_request_host": "${PORT}-a.example.com"})).json()
+        assert (updated["public_ports"], updated["mask_request_host"]) == (True, "${PORT}-a.example.com")
+        assert (await client.get(url)).json() == updated
+        updated = (await client.patch(url, json={"public_ports": False, "mask_request_host": ""})).json()
+        assert (updated["public_ports"], updated["mask_request_host"]) == (False, None)
+        created = await client.post("/v1/sandboxes", json={**NEW, **public, "mask_request_host": "a.example.com:80"})
+        assert (created.status_code, created.json()["public_ports"], created.json()["mask_request_host"]) == (201, True, "a.example.com:80")
+
+
 async def test_key_reads_its_quota_and_usage(at: Bench, http: httpx.AsyncClient) -> None:
     me = (await http.get("/v1/keys/current")).json()
     assert (me["id"], me["operator"], me["quota"]) == (LOCAL, True, asdict(UNBOUNDED))
