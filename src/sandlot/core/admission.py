@@ -192,7 +192,7 @@ def check_public_ports(principal: Principal, *, requested: bool | None) -> None:
     if requested and not principal.may_have_public_ports:
         raise ForbiddenError(
             "The quota `public_ports` of this key does not allow public ports.",
-            hint="Omit `public_ports` and open the private preview URLs with their token, or ask the operator for the quota `public_ports`.",
+            hint="Leave the ports private and open their preview URLs with the token, or ask the operator for the quota `public_ports`.",
             fields={"field": "public_ports", "quota": "public_ports"},
         )
 

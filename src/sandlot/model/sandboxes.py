@@ -321,6 +321,7 @@ class UpdateSandboxParams:
         persistent: True to remove the deadline.
         idle_timeout_s: New idle timeout in seconds; 0 removes the idle timeout.
         metadata: New metadata. Entries with reserved names, which the service has set, stay.
+        labels: Metadata with reserved names that the service adds or replaces. Values of clients must not be passed here unchecked.
         on_timeout: Action when the timeout or the idle timeout passes.
         auto_resume: True to resume the suspended sandbox when a request needs it.
         name: New name, unique among the live sandboxes of the owner.
@@ -333,6 +334,7 @@ class UpdateSandboxParams:
     persistent: bool = False
     idle_timeout_s: float | None = None
     metadata: Mapping[str, str] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     limits: LimitsChange = field(default_factory=LimitsChange)
     on_timeout: OnTimeout | None = None
     auto_resume: bool | None = None
@@ -363,7 +365,7 @@ class UpdateSandboxParams:
         given = {
             "timeout": self.moves_deadline,
             "idle_timeout": self.idle_timeout_s is not None,
-            "metadata": self.metadata is not None,
+            "metadata": self.metadata is not None or bool(self.labels),
             "limits": self.limits != LimitsChange(),
             "on_timeout": self.on_timeout is not None,
             "auto_resume": self.auto_resume is not None,

@@ -45,7 +45,6 @@ def refused(answer: httpx.Response, word: str) -> None:
         ("dnsServers", ["8.8.8.8"], "network"),
         ("egressProxy", {"address": "x"}, "network"),
         ("httpsPorts", [443], "network"),
-        ("maskRequestHost", "x", "network"),
         ("rules", {"x": []}, "network"),
     ],
 )

@@ -116,7 +116,35 @@ def test_update_replaces_the_whole_network(opts: Opts) -> None:
         ):
             sandbox.update_network(change)
             assert (sandbox.commands.run(f"{INDEX} || true").stdout.strip() not in {"", "403"}) is reaches_index
-            assert sandbox.get_info().network == network, "all traffic is denied, because the key may not open the internet"
+            assert sandbox.get_info().network == {**network, "allow_public_traffic": False}, (
+                "all traffic is denied, because the key may not open the internet"
+            )
+
+
+def test_ports_are_public_by_default_where_the_key_may_have_public_ports(service: TcpService, opts: Opts) -> None:
+    public = opts_of(service, service.key("public", "--public-ports"))
+    networks: list[tuple[Opts, Any, bool]] = [
+        (public, {}, True),
+        (public, {"allow_public_traffic": True}, True),
+        (public, {"allow_public_traffic": False}, False),
+        (opts, {"allow_public_traffic": True}, False),
+    ]
+    for key, asked, is_public in networks:
+        with Sandbox.create(network=asked, **key) as sandbox:
+            assert sandbox.get_info().network["allow_public_traffic"] is is_public
+            sandbox.update_network({"allow_internet_access": False})
+            assert sandbox.get_info().network["allow_public_traffic"] is is_public, "an update of the network does not open ports"
+            assert service.client.sandboxes.get(sandbox.sandbox_id).public_ports is is_public
+
+
+def test_masked_host_is_stored_returned_and_checked(service: TcpService, opts: Opts) -> None:
+    with Sandbox.create(network={"mask_request_host": "${PORT}-app.example.com"}, **opts) as sandbox:
+        sandbox.update_network({"allow_internet_access": False})
+        assert sandbox.get_info().network["mask_request_host"] == "${PORT}-app.example.com"
+        assert service.client.sandboxes.get(sandbox.sandbox_id).mask_request_host == "${PORT}-app.example.com"
+    with pytest.raises(SandboxException, match=r"\$\{PORT\}-app\.example\.com") as refused:
+        Sandbox.create(network={"mask_request_host": "a b"}, **opts)
+    assert refused.value.status_code == 400
 
 
 def test_invalid_networks_are_refused(opts: Opts) -> None:
@@ -130,7 +158,7 @@ def test_invalid_networks_are_refused(opts: Opts) -> None:
 @cases(
     "asked",
     [
-        {"network": {"mask_request_host": "x"}},
+        {"network": {"dns_servers": ["8.8.8.8"]}},
         {"iam": {"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}},
     ],
 )

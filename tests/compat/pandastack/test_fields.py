@@ -34,6 +34,13 @@ def test_ttl_ends_a_sandbox_unless_it_is_persistent(client: Client) -> None:
         time.sleep(0.1)
 
 
+def test_ports_are_public_where_the_key_may_have_public_ports(service: TcpService, client: Client) -> None:
+    public = Client(api_url=f"{service.url}/pandastack", api_key=service.key("public", "--public-ports"), max_create_retry_seconds=0)
+    for of, is_public in ((public, True), (client, False)):
+        with of.sandboxes.create(template="base") as made:
+            assert service.client.sandboxes.get(made.id).public_ports is is_public
+
+
 def test_volume_has_the_given_size(client: Client) -> None:
     fill = "head -c 100M /dev/zero > /mnt/{name}/full; stat -c %s /mnt/{name}/full"
     sizes = {"small": 64, "large": 160}

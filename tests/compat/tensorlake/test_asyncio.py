@@ -15,7 +15,6 @@ from tensorlake.sandbox import (
     AsyncSandboxClient,
     PoolInUseError,
     PoolNotFoundError,
-    RemoteAPIError,
     Sandbox,
     SandboxClient,
     SandboxError,
@@ -207,8 +206,7 @@ async def test_client_creates_lists_updates_and_deletes_sandboxes(client_there: 
         await client.suspend(id_)
         await client.resume(id_)
         assert (await client.get_port_access(id_)).exposed_ports == []
-        with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
-            await client.expose_ports(id_, [8080])
+        assert (await client.expose_ports(id_, [8080])).exposed_ports == [8080]
         assert (await client.unexpose_ports(id_, [8080])).exposed_ports == []
     finally:
         await client.delete(id_)

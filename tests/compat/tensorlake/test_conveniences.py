@@ -125,11 +125,15 @@ def test_checkpoint_is_a_snapshot_of_its_sandbox(client: SandboxClient, url: str
             Sandbox.get_snapshot(id_, **here)
 
 
-def test_publishing_ports_is_refused(client: SandboxClient, box: Sandbox) -> None:
+def test_ports_are_exposed_and_unexposed(client: SandboxClient, box: Sandbox) -> None:
     access = client.get_port_access(box.sandbox_id)
     assert (access.exposed_ports, access.allow_unauthenticated_access, access.sandbox_url) == ([], False, box.info().sandbox_url)
-    with pytest.raises(RemoteAPIError, match="exposed_ports is not possible here"):
-        client.expose_ports(box.sandbox_id, [8080])
+    assert client.expose_ports(box.sandbox_id, [8080, 80]).exposed_ports == [80, 8080]
+    assert client.expose_ports(box.sandbox_id, [81]).exposed_ports == [80, 81, 8080]
+    assert client.unexpose_ports(box.sandbox_id, [80, 81]).exposed_ports == [8080]
+    (copied,) = client.copy(box.sandbox_id).sandboxes
+    assert client.get_port_access(copied.sandbox_id).exposed_ports == [8080]
+    client.delete(copied.sandbox_id)
     assert client.unexpose_ports(box.sandbox_id, [8080]).exposed_ports == []
 
 

@@ -6,7 +6,7 @@ Its client sends them where it can; what it cannot send goes over plain HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -48,8 +48,6 @@ def inside(box: Sandbox) -> str:
         ({**CLOSED, "allow_out": ["example.com"]}, "allow_out"),
         ({"gpus": 1}, "gpus"),
         ({"entrypoint": ["sleep"]}, "entrypoint"),
-        ({"exposed_ports": [80]}, "exposed_ports"),
-        ({"allow_unauthenticated_access": True}, "allow_unauthenticated_access"),
         ({"max_pending_secs": 60}, "max_pending_secs"),
         ({"file_systems": [FileSystemMount(**MOUNT, prefetch=True)]}, "prefetch"),
         ({"file_systems": [FileSystemMount(**MOUNT, owner="root")]}, "owner"),
@@ -65,21 +63,41 @@ def test_unsupported_options_are_refused_by_name(client: SandboxClient, asked: M
 
 
 def test_neutral_values_of_unsupported_options_are_accepted(client: SandboxClient) -> None:
-    made = client.create(memory_mb=256, exposed_ports=[], allow_unauthenticated_access=False, max_pending_secs=0)
+    made = client.create(memory_mb=256, max_pending_secs=0)
     client.delete(made.sandbox_id)
 
 
-def test_unsupported_updates_are_refused(client: SandboxClient, box: Sandbox) -> None:
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"allow_unauthenticated_access": True}, "allow_unauthenticated_access"),
-        ({"exposed_ports": [80]}, "exposed_ports"),
+def test_unauthenticated_access_without_the_quota_is_refused_by_name(client: SandboxClient, box: Sandbox) -> None:
+    before = len(list(client.list()))
+    refusals: tuple[Callable[[], object], ...] = (
+        lambda: client.create(memory_mb=256, allow_unauthenticated_access=True),
+        lambda: client.update_sandbox(box.sandbox_id, allow_unauthenticated_access=True),
+        lambda: client.expose_ports(box.sandbox_id, [8080], allow_unauthenticated_access=True),
     )
-    for asked, field in refused:
-        with pytest.raises(RemoteAPIError, match=f"{field} is not possible here") as told:
-            client.update_sandbox(box.sandbox_id, **asked)
-        assert told.value.status_code == 400
-    same = client.update_sandbox(box.sandbox_id, allow_unauthenticated_access=False, exposed_ports=[])
-    assert same.exposed_ports == []
+    for refuse in refusals:
+        with pytest.raises(RemoteAPIError, match=r"allow_unauthenticated_access is not possible here.*public_ports") as told:
+            refuse()
+        assert told.value.status_code == 403
+    assert len(list(client.list())) == before
+    assert client.get_port_access(box.sandbox_id).exposed_ports == []
+
+
+def test_ports_are_exposed_and_public_where_the_key_may_have_public_ports(service: TcpService, url: str) -> None:
+    key = service.key("public", "--public-ports")
+    with pytest.deprecated_call(), SandboxClient(api_url=url, api_key=key) as client:
+        made = client.create(memory_mb=256, exposed_ports=[9000, 8000], allow_unauthenticated_access=True)
+        try:
+            for change, ports, public in (
+                ({}, [8000, 9000], True),
+                ({"allow_unauthenticated_access": False}, [8000, 9000], False),
+                ({"exposed_ports": [80]}, [80], False),
+                ({"exposed_ports": [], "allow_unauthenticated_access": True}, [], True),
+            ):
+                shown = client.update_sandbox(made.sandbox_id, **change) if change else client.get(made.sandbox_id)
+                assert (shown.exposed_ports, shown.allow_unauthenticated_access) == (ports, public)
+                assert service.client.sandboxes.get(made.sandbox_id).public_ports is public
+        finally:
+            client.delete(made.sandbox_id)
 
 
 def test_update_keeps_clears_or_sets_the_network(client: SandboxClient) -> None:

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc3339_ms
-from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
+from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions, UpdateNetworkRequest
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
-from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, check_reserved_names
-from sandlot.model.specs import MIB, OnTimeout, VolumeMount
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, UpdateSandboxParams, check_reserved_names
+from sandlot.model.specs import MIB, OnTimeout, SandboxSpec, VolumeMount
 from sandlot.model.states import State
 
 VENDOR: Final = "e2b"
@@ -75,21 +75,25 @@ def template_not_found(name: str, templates: Collection[str]) -> NotFoundError:
     )
 
 
-def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
+def create_params(
+    body: CreateSandboxRequest, default_timeout_s: float, *, may_have_public_ports: bool, snapshot: str | None = None
+) -> CreateSandboxParams:
     """Return the create request of a sandbox.
 
     Args:
         body: Request of the client.
         default_timeout_s: Timeout if the request has none.
+        may_have_public_ports: True if the key may have public ports. Ports are public by default at E2B, and private for any other key.
         snapshot: Snapshot from which the sandbox starts. None: it starts from a template.
 
     Raises:
-        InvalidRequestError: A metadata name is reserved.
+        InvalidRequestError: A metadata name is reserved, or the masked host is no host name.
         UnsupportedError: The request has an option that Sandlot does not enforce.
     """
     metadata = body.metadata or {}
     check_reserved_names(metadata)
     check_unsupported(body)
+    network = body.network or NetworkOptions()
     return CreateSandboxParams(
         template=None if snapshot is not None else template_name(body.template_id),
         snapshot=snapshot,
@@ -100,6 +104,8 @@ def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snaps
         on_timeout=on_timeout(body),
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
+        public_ports=may_have_public_ports and network.allow_public_traffic is not False,
+        mask_request_host=network.mask_request_host or None,
     )
 
 
@@ -123,6 +129,19 @@ def check_unsupported(body: CreateSandboxRequest) -> None:
     """
     if any((body.iam or {}).values()):
         raise _unsupported("Workload identity", "Pass the values that the code needs as envs.", "iam")
+
+
+def network_update(body: UpdateNetworkRequest, *, may_have_public_ports: bool) -> UpdateSandboxParams:
+    """Return the update of a sandbox's network. The network policy is replaced as a whole.
+
+    E2B's clients cannot update the access to ports and the masked host, which stay as they are if the request does not have them. Otherwise an
+    update of the policy would open the ports of a sandbox that was created with ``allowPublicTraffic: false``.
+    """
+    return UpdateSandboxParams(
+        network=network_policy(allow=body.allow_internet_access, network=body),
+        public_ports=None if body.allow_public_traffic is None else body.allow_public_traffic and may_have_public_ports,
+        mask_request_host=body.mask_request_host,
+    )
 
 
 def _new_network(body: CreateSandboxRequest, *, from_snapshot: bool) -> NetworkPolicy | NetworkUpTo | None:
@@ -164,8 +183,9 @@ def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> Net
     return NetworkPolicy(NetworkMode.ALLOWLIST, allowed, packages=False) if allowed else NetworkPolicy(NetworkMode.NONE)
 
 
-def network_object(policy: NetworkPolicy) -> dict[str, Any]:
-    """Return the fields of a sandbox's network policy. The network of modes other than ``internet`` has all traffic denied."""
+def network_object(spec: SandboxSpec) -> dict[str, Any]:
+    """Return the fields of a sandbox's network. The network of modes other than ``internet`` has all traffic denied."""
+    policy = spec.network
     is_open = policy.mode is NetworkMode.INTERNET
     denied = [entry.rule for entry in policy.entries if not entry.allow]
     return {
@@ -173,6 +193,8 @@ def network_object(policy: NetworkPolicy) -> dict[str, Any]:
         "network": {
             "allowOut": [entry.rule.removeprefix("*") if entry.rule.startswith("**.") else entry.rule for entry in policy.entries if entry.allow],
             "denyOut": denied if is_open else [ALL_TRAFFIC, *denied],
+            "allowPublicTraffic": spec.public_ports,
+            **({} if spec.mask_request_host is None else {"maskRequestHost": spec.mask_request_host}),
         },
     }
 
@@ -216,7 +238,7 @@ def detailed_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
         **listed_sandbox(sandbox),
         "envdAccessToken": token,
         "domain": None,
-        **network_object(sandbox.spec.network),
+        **network_object(sandbox.spec),
         "lifecycle": {"autoResume": sandbox.spec.auto_resume, "onTimeout": "kill" if sandbox.spec.on_timeout is OnTimeout.KILL else "pause"},
     }
 

@@ -63,7 +63,7 @@ async def create_sandbox(node: Node, principal: Principal, body: CreateSandboxRe
     Raises:
         SandlotError: The sandbox could not be created; then nothing is left of it.
     """
-    params = translate.create_params(body, principal.quota)
+    params = translate.create_params(body, principal)
     if params.snapshot is not None:
         await node.templates.find(principal, params.template or DEFAULT_TEMPLATE)
     created = await node.sandboxes.create(principal, params)

@@ -24,7 +24,7 @@ from sandlot.compat.pandastack.schemas import (
     UpdateLifecycleRequest,
     VolumeResponse,
 )
-from sandlot.model.access import Quota
+from sandlot.model.access import Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError
 from sandlot.model.files import Entry
 from sandlot.model.network import MOST_OPEN
@@ -62,8 +62,10 @@ _STATUSES: Mapping[State, str] = MappingProxyType(
 # -- sandboxes ------------------------------------------------------------------------------------------------------
 
 
-def create_params(body: CreateSandboxRequest, quota: Quota) -> CreateSandboxParams:
+def create_params(body: CreateSandboxRequest, principal: Principal) -> CreateSandboxParams:
     """Return the create request of a sandbox. A persistent sandbox has no deadline; its ``ttl_seconds`` is stored for later.
+
+    Ports are public at PandaStack, and here if the principal may have public ports.
 
     Raises:
         InvalidRequestError: ``ttl_seconds`` is out of bounds, or a metadata name is reserved.
@@ -75,9 +77,10 @@ def create_params(body: CreateSandboxRequest, quota: Quota) -> CreateSandboxPara
         template=body.template or DEFAULT_TEMPLATE,
         snapshot=body.from_snapshot,
         metadata={**check_client_metadata(body.metadata), **own},
-        timeout_s=None if body.persistent else default_ttl(quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
+        timeout_s=None if body.persistent else default_ttl(principal.quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
         network=MOST_OPEN if body.from_snapshot is None else None,
         volumes=tuple(VolumeMount(each.name, f"{MOUNTS}/{each.name}", each.read_only) for each in body.volumes),
+        public_ports=principal.may_have_public_ports,
     )
 
 

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -31,7 +32,8 @@ from sandlot.compat.tensorlake.control.schemas import (
     Status,
     UpdateSandboxRequest,
 )
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.access import Principal
+from sandlot.model.errors import ForbiddenError, InvalidRequestError
 from sandlot.model.network import MOST_OPEN, NetworkEntry, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.pools import PoolInfo
 from sandlot.model.records import SnapshotRecord
@@ -43,6 +45,8 @@ VENDOR: Final = "tensorlake"
 """Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""
 IMAGE_KEY: Final = "sandlot.api.image"
 """Label whose value is the image as the client named it."""
+PORTS_KEY: Final = "sandlot.api.ports"
+"""Label whose value is the JSON list of the exposed ports as the client named them."""
 POOL_KEY: Final = "sandlot.api.pool"
 """Label of a claimed sandbox whose value is the id of its pool."""
 TIMEOUT_KEY: Final = "sandlot.api.timeout"
@@ -154,32 +158,40 @@ def volumes(mounts: Sequence[MountRequest] | None) -> tuple[VolumeMount, ...]:
     return tuple(VolumeMount(mount.file_system_id, mount.mount_path, mount.read_only) for mount in mounts or ())
 
 
-def check_access(unauthenticated: bool | None, ports: Sequence[int] | None) -> None:  # noqa: FBT001 - a field of a body
-    """Refuse public access to ports.
+def check_access(unauthenticated: bool | None, principal: Principal) -> None:  # noqa: FBT001 - a field of a body
+    """Refuse public ports that the principal may not have.
 
     Raises:
-        InvalidRequestError: The request opens ports.
+        ForbiddenError: The request makes the ports public, and the quota ``public_ports`` of the principal does not allow this.
     """
-    if unauthenticated:
-        raise not_possible("allow_unauthenticated_access", "Omit it: a sandbox cannot be reached without a key.")
-    if ports:
-        raise not_possible("exposed_ports", "Use a tunnel (create_tunnel): ports of sandboxes have no public address.")
+    if unauthenticated and not principal.may_have_public_ports:
+        raise ForbiddenError(
+            "allow_unauthenticated_access is not possible here: the quota `public_ports` of this key does not allow public ports.",
+            hint="Omit it and open the preview URLs of the ports with their token, or ask the operator for the quota `public_ports`.",
+            fields={"field": "allow_unauthenticated_access", "quota": "public_ports"},
+        )
 
 
-def create_params(body: CreateSandboxRequest) -> CreateSandboxParams:
-    """Return the create request of a sandbox.
+def port_labels(ports: Sequence[int] | None) -> dict[str, str]:
+    """Return the labels for the exposed ports of a request; none if the request does not name any."""
+    return {} if ports is None else {PORTS_KEY: json.dumps(ports)}
+
+
+def create_params(body: CreateSandboxRequest, principal: Principal) -> CreateSandboxParams:
+    """Return the create request of a sandbox. All ports have preview URLs; exposed ports are only stored and returned.
 
     Raises:
         InvalidRequestError: The request has an option that Sandlot does not have.
+        ForbiddenError: The principal may not have public ports.
     """
-    check_access(body.allow_unauthenticated_access, body.exposed_ports)
+    check_access(body.allow_unauthenticated_access, principal)
     if body.entrypoint:
         raise not_possible("entrypoint", "Start the program with start_process.")
     if body.max_pending_secs:
         raise not_possible("max_pending_secs", "Omit max_pending_secs, or pass 0: requests do not wait for capacity.")
     if body.snapshot_id is not None and body.image is not None:
         raise not_possible("image", "Omit image: the snapshot has an image.")
-    metadata = {VENDOR_KEY: VENDOR} if not body.image else {VENDOR_KEY: VENDOR, IMAGE_KEY: body.image}
+    metadata = {VENDOR_KEY: VENDOR, **({IMAGE_KEY: body.image} if body.image else {}), **port_labels(body.exposed_ports)}
     return CreateSandboxParams(
         template=template(body.image or ""),
         snapshot=body.snapshot_id,
@@ -190,20 +202,24 @@ def create_params(body: CreateSandboxRequest) -> CreateSandboxParams:
         network=None if body.network is None and body.snapshot_id is not None else network_policy(body.network),
         auto_resume=body.auto_resume is not False,
         volumes=volumes(body.file_systems),
+        public_ports=bool(body.allow_unauthenticated_access),
     )
 
 
-def update_params(body: UpdateSandboxRequest) -> UpdateSandboxParams:
+def update_params(body: UpdateSandboxRequest, principal: Principal) -> UpdateSandboxParams:
     """Return the update of a sandbox. An omitted network stays; a network of null opens as much as a create request without one.
 
     Raises:
         InvalidRequestError: The request is empty, or has an option that Sandlot does not have.
+        ForbiddenError: The principal may not have public ports.
     """
-    check_access(body.allow_unauthenticated_access, body.exposed_ports)
+    check_access(body.allow_unauthenticated_access, principal)
     if not body.model_fields_set:
-        raise InvalidRequestError("The request changes nothing.", hint="Pass name, resources, network or auto_resume.")
+        raise InvalidRequestError("The request changes nothing.", hint="Pass name, resources, network, exposed_ports or auto_resume.")
     return UpdateSandboxParams(
         name=body.name,
+        labels=port_labels(body.exposed_ports),
+        public_ports=body.allow_unauthenticated_access,
         limits=limits_change(body.resources),
         auto_resume=body.auto_resume,
         network=network_policy(body.network) if "network" in body.model_fields_set else None,
@@ -262,6 +278,8 @@ def sandbox_response(sandbox: SandboxInfo, url: str) -> SandboxResponse:
         terminated_at=None if sandbox.ended_at is None else milliseconds(sandbox.ended_at),
         sandbox_url=url if current in _REACHABLE else None,
         file_systems=mounts(sandbox),
+        exposed_ports=json.loads(sandbox.metadata.get(PORTS_KEY, "[]")),
+        allow_unauthenticated_access=spec.public_ports,
     )
 
 

@@ -349,6 +349,8 @@ def _apply(sandbox: Sandbox, params: UpdateSandboxParams) -> None:
             **{name: value for name, value in sandbox.metadata.items() if name.startswith(RESERVED_PREFIX)},
             **params.metadata,
         }
+    if params.labels:
+        sandbox.metadata = {**sandbox.metadata, **params.labels}
     if params.idle_timeout_s is not None:
         sandbox.idle_timeout_s = params.idle_timeout_s or None
     sandbox.name = sandbox.name if params.name is None else params.name

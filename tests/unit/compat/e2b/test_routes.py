@@ -202,3 +202,13 @@ async def test_token_opens_only_its_sandbox_if_headers_name_several(at: SharedBe
         refused(await http.delete(f"{HERE}/sandboxes/{own['sandboxID']}", headers=ids_alone), 401)
         await at.service.api_keys.revoke("owner")
         refused(await http.get(f"{HERE}/contexts", headers=ids_alone), 401)
+
+
+async def test_network_update_opens_and_closes_ports_only_by_name(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
+    here, seen = f"{HERE}/sandboxes/{made['sandboxID']}", []
+    for change in ({}, {"denyOut": ["0.0.0.0/0"]}, {"allowPublicTraffic": False, "maskRequestHost": "a"}, {}, {"allowPublicTraffic": True}):
+        ok(await http.put(f"{here}/network", json=change), 204)
+        shown = ok(await http.get(here))["network"]
+        seen.append((shown["allowPublicTraffic"], shown.get("maskRequestHost")))
+    assert seen == [(True, None), (True, None), (False, "a"), (False, "a"), (True, "a")]
+    assert "example.com" in refused(await http.put(f"{here}/network", json={"maskRequestHost": "a b"}), 400)

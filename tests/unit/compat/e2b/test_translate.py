@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.access import is_inside
-from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions
+from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions, UpdateNetworkRequest
 from sandlot.compat.e2b.interpreter import operations
 from sandlot.compat.e2b.interpreter import translate as cells
 from sandlot.compat.e2b_conventions import metadata_filter
 from sandlot.model.errors import InvalidRequestError, UnsupportedError
 from sandlot.model.executions import CellError, CellStarted, CodeEnded, CodeEvent, CodeStatus, Display, Output, OutputGap
-from sandlot.model.ids import ProcessId
+from sandlot.model.ids import ProcessId, SandboxId
 from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
+from sandlot.model.specs import SandboxSpec
 from sandlot.model.states import State, is_terminal
 from sandlot.web.streaming import StreamEvent
 from tests.support.cases import cases
@@ -47,20 +48,58 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
         {"network": {"egressProxy": {"address": "x"}}},
         {"network": {"httpsPorts": [443]}},
         {"network": {"rules": {"x": []}}},
-        {"network": {"maskRequestHost": "x"}},
     ],
 )
 def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
-        translate.create_params(body(**more), 300)
+        translate.create_params(body(**more), 300, may_have_public_ports=True)
 
 
-@cases("network", [{}, {"denyOut": ["0.0.0.0/0"]}, {"allowOut": ["8.8.8.8"], "denyOut": ["0.0.0.0/0"]}])
-@cases("is_public", [True, False])
-def test_public_traffic_has_no_effect(network: dict[str, Any], *, is_public: bool) -> None:
-    expected = translate.create_params(body(network=network), 300)
+@cases(
+    "network, may, public",
+    [
+        (None, True, True),
+        ({}, True, True),
+        ({"allowPublicTraffic": None}, True, True),
+        ({"allowPublicTraffic": True}, True, True),
+        ({"allowPublicTraffic": False, "denyOut": ["0.0.0.0/0"]}, True, False),
+        (None, False, False),
+        ({"allowPublicTraffic": True}, False, False),
+    ],
+)
+def test_ports_are_public_by_default_where_the_key_may_have_public_ports(network: dict[str, Any] | None, *, may: bool, public: bool) -> None:
+    for snapshot in (None, "s"):
+        assert translate.create_params(body(network=network), 300, may_have_public_ports=may, snapshot=snapshot).public_ports is public
 
-    assert translate.create_params(body(network={**network, "allowPublicTraffic": is_public}), 300) == expected
+
+@cases("given, mask", [({}, None), ({"maskRequestHost": ""}, None), ({"maskRequestHost": "${PORT}-app.example.com"}, "${PORT}-app.example.com")])
+def test_masked_host_is_stored_and_returned(given: dict[str, Any], mask: str | None) -> None:
+    assert translate.create_params(body(network=given), 300, may_have_public_ports=True).mask_request_host == mask
+    shown = translate.network_object(SandboxSpec(SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"), public_ports=True, mask_request_host=mask))["network"]
+    assert (shown["allowPublicTraffic"], shown.get("maskRequestHost", None), "maskRequestHost" in shown) == (True, mask, mask is not None)
+
+
+def test_masked_host_that_is_no_host_name_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        translate.create_params(body(network={"maskRequestHost": "a b"}), 300, may_have_public_ports=True)
+
+
+@cases(
+    "given, may, public, mask",
+    [
+        ({"allowOut": ["8.8.8.8"]}, True, None, None),
+        ({"allowPublicTraffic": True}, True, True, None),
+        ({"allowPublicTraffic": True}, False, False, None),
+        ({"allowPublicTraffic": False, "maskRequestHost": "a"}, True, False, "a"),
+        ({"maskRequestHost": ""}, True, None, ""),
+    ],
+)
+def test_update_of_the_network_changes_access_to_ports_only_if_it_names_it(
+    given: dict[str, Any], *, may: bool, public: bool | None, mask: str | None
+) -> None:
+    params = translate.network_update(UpdateNetworkRequest.model_validate(given), may_have_public_ports=may)
+    assert (params.public_ports, params.mask_request_host) == (public, mask)
+    assert params.network == translate.network_policy(allow=None, network=NetworkOptions.model_validate(given))
 
 
 def internet(*, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> NetworkUpTo:
@@ -109,15 +148,17 @@ def test_network_fields_are_a_policy_in_which_allowed_destinations_come_first(
 )
 def test_invalid_network_is_refused_with_its_field(network: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        translate.create_params(body(network=network), 300)
+        translate.create_params(body(network=network), 300, may_have_public_ports=True)
     assert refused.value.fields["field"] == field
 
 
 def test_sandbox_of_a_snapshot_keeps_its_policy_unless_the_request_limits_it() -> None:
     unlimited: list[dict[str, Any]] = [{}, {"allow_internet_access": True}, {"network": {}}]
     for more in unlimited:
-        assert translate.create_params(body(**more), 300, snapshot="s").network is None
-    assert translate.create_params(body(allow_internet_access=False), 300, snapshot="s").network == NetworkPolicy(NetworkMode.NONE)
+        assert translate.create_params(body(**more), 300, may_have_public_ports=True, snapshot="s").network is None
+    assert translate.create_params(body(allow_internet_access=False), 300, may_have_public_ports=True, snapshot="s").network == NetworkPolicy(
+        NetworkMode.NONE
+    )
 
 
 @cases(
@@ -136,7 +177,9 @@ def test_sandbox_shows_its_effective_policy(
     allowed: list[str],
     denied: list[str],
 ) -> None:
-    assert translate.network_object(policy) == {"allowInternetAccess": allows, "network": {"allowOut": allowed, "denyOut": denied}}
+    spec = SandboxSpec(SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"), network=policy)
+    shown = {"allowOut": allowed, "denyOut": denied, "allowPublicTraffic": False}
+    assert translate.network_object(spec) == {"allowInternetAccess": allows, "network": shown}
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4))

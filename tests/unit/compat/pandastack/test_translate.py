@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sandlot.compat.pandastack import exec_protocol, translate
 from sandlot.compat.pandastack.exec_protocol import TextDecoder
 from sandlot.compat.pandastack.schemas import CreateSandboxRequest, UpdateLifecycleRequest
-from sandlot.model.access import UNBOUNDED, Quota
+from sandlot.model.access import OPERATOR, UNBOUNDED, OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError, LimitError, TimeoutExceededError
 from sandlot.model.executions import CellError, CodeResult, CommandResult, Display, ProcessOutcome
 from sandlot.model.executions import CodeStatus as CellOutcome
@@ -27,6 +28,7 @@ from tests.support.cases import cases
 from tests.support.scripted_node import sandbox_info
 
 LONG = "x" * MAX_ARG_BYTES
+KEY = Principal(OwnerId("a11ce0a11ce0"), "alice")
 
 
 def kept(text: str = "") -> OutputCapture:
@@ -39,15 +41,15 @@ def kept(text: str = "") -> OutputCapture:
 
 
 def test_timeout_is_translated() -> None:
-    assert translate.create_params(CreateSandboxRequest(), UNBOUNDED).timeout_s == 3600
-    assert translate.create_params(CreateSandboxRequest(), Quota(lifetime_s=60)).timeout_s == 60
-    assert translate.create_params(CreateSandboxRequest(ttl_seconds=7), UNBOUNDED).timeout_s == 7
-    assert translate.create_params(CreateSandboxRequest(persistent=True), UNBOUNDED).timeout_s is None
-    both = translate.create_params(CreateSandboxRequest(persistent=True, ttl_seconds=7), UNBOUNDED)
+    assert translate.create_params(CreateSandboxRequest(), OPERATOR).timeout_s == 3600
+    assert translate.create_params(CreateSandboxRequest(), replace(OPERATOR, quota=Quota(lifetime_s=60))).timeout_s == 60
+    assert translate.create_params(CreateSandboxRequest(ttl_seconds=7), OPERATOR).timeout_s == 7
+    assert translate.create_params(CreateSandboxRequest(persistent=True), OPERATOR).timeout_s is None
+    both = translate.create_params(CreateSandboxRequest(persistent=True, ttl_seconds=7), OPERATOR)
     assert (both.timeout_s, both.metadata["sandlot.ttl"]) == (None, "7")
     for seconds in (0, -1, 604801):
         with pytest.raises(InvalidRequestError):
-            translate.create_params(CreateSandboxRequest(ttl_seconds=seconds), UNBOUNDED)
+            translate.create_params(CreateSandboxRequest(ttl_seconds=seconds), OPERATOR)
 
 
 def test_fork_inherits_labels_of_the_api() -> None:
@@ -187,5 +189,11 @@ def test_split_utf8_characters_are_joined() -> None:
 
 
 def test_network_is_as_open_as_it_is_allowed_or_that_of_the_snapshot() -> None:
-    assert translate.create_params(CreateSandboxRequest(), UNBOUNDED).network == MOST_OPEN
-    assert translate.create_params(CreateSandboxRequest(from_snapshot="s"), UNBOUNDED).network is None
+    assert translate.create_params(CreateSandboxRequest(), OPERATOR).network == MOST_OPEN
+    assert translate.create_params(CreateSandboxRequest(from_snapshot="s"), OPERATOR).network is None
+
+
+@cases("principal, public", [(OPERATOR, True), (KEY, False), (replace(KEY, quota=Quota(public_ports=True)), True)])
+def test_ports_are_public_where_the_key_may_have_public_ports(principal: Principal, *, public: bool) -> None:
+    for snapshot in (None, "s"):
+        assert translate.create_params(CreateSandboxRequest(from_snapshot=snapshot), principal).public_ports is public

@@ -214,3 +214,15 @@ async def test_name_is_free_after_a_failed_create_and_after_an_end(http: httpx.A
     assert sorted(each.status_code for each in made) == [200, 409, 409]
     assert (await http.delete(f"{NAMED}/sandboxes/one")).status_code == 204
     assert ok(await http.post(f"{NAMED}/sandboxes", json={**body, "wait": False}), 202)["name"] == "one"
+
+
+async def test_quota_decides_about_unauthenticated_access(at: SharedBench, http: httpx.AsyncClient, box: str) -> None:
+    public = {"allow_unauthenticated_access": True}
+    _, secret = await at.service.api_keys.create("private")
+    async with at.client(secret) as client:
+        message = refused(await client.post(f"{NAMED}/sandboxes", json={"resources": RESOURCES, **public}), 403)
+        assert "allow_unauthenticated_access" in message
+        assert "`public_ports`" in message
+        assert ok(await client.get(f"{NAMED}/sandboxes")) == {"sandboxes": []}
+    shown = ok(await http.patch(f"{NAMED}/sandboxes/{box}", json={**public, "exposed_ports": [81, 80]}))
+    assert (shown["allow_unauthenticated_access"], shown["exposed_ports"]) == (True, [81, 80])

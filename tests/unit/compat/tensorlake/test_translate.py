@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from sandlot.compat.tensorlake import translate
 from sandlot.compat.tensorlake.control.schemas import (
@@ -19,14 +21,18 @@ from sandlot.compat.tensorlake.control.schemas import (
 from sandlot.compat.tensorlake.runtime import translate as inner
 from sandlot.compat.tensorlake.runtime.lines import MAX_LINE_BYTES, LineBuffer
 from sandlot.compat.tensorlake.runtime.schemas import StartProcessRequest
+from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import InvalidRequestError
+from sandlot.model.errors import ForbiddenError, InvalidRequestError
 from sandlot.model.executions import Output, OutputGap, ProcessOutcome
 from sandlot.model.ids import ProcessId
 from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
 from sandlot.model.specs import SnapshotKind, User
 from sandlot.model.states import State
 from tests.support.cases import cases
+from tests.support.scripted_node import sandbox_info
+
+KEY = Principal(OwnerId("a11ce0a11ce0"), "alice")
 
 
 def test_every_state_is_translated() -> None:
@@ -40,7 +46,7 @@ def test_snapshot_holds_memory_by_default() -> None:
 
 @cases("given, seconds", [(None, 300.0), (0, None), (77, 77.0)])
 def test_zero_means_no_timeout(given: int | None, seconds: float | None) -> None:
-    assert translate.create_params(CreateSandboxRequest(timeout_secs=given)).timeout_s == seconds
+    assert translate.create_params(CreateSandboxRequest(timeout_secs=given), KEY).timeout_s == seconds
 
 
 @cases(
@@ -161,21 +167,21 @@ NETWORKS: list[tuple[dict[str, Any] | None, NetworkPolicy | NetworkUpTo]] = [
 @cases("given, policy", NETWORKS)
 def test_network_is_a_policy_in_which_denied_destinations_come_first(given: dict[str, Any] | None, policy: NetworkPolicy | NetworkUpTo) -> None:
     options = None if given is None else NetworkOptions.model_validate(given)
-    assert translate.create_params(CreateSandboxRequest(network=options)).network == policy
-    assert translate.update_params(UpdateSandboxRequest(network=options)).network == policy, "null clears, other values set"
+    assert translate.create_params(CreateSandboxRequest(network=options), KEY).network == policy
+    assert translate.update_params(UpdateSandboxRequest(network=options), KEY).network == policy, "null clears, other values set"
     pool = PoolRequest(image="base", resources=ResourceOptions(), network=options)
     assert translate.network_policy(translate.pool_network(translate.pool_labels(pool))) == policy
 
 
 def test_omitted_network_is_kept() -> None:
-    assert translate.update_params(UpdateSandboxRequest(name="x")).network is None
-    assert translate.create_params(CreateSandboxRequest(snapshot_id="s")).network is None
+    assert translate.update_params(UpdateSandboxRequest(name="x"), KEY).network is None
+    assert translate.create_params(CreateSandboxRequest(snapshot_id="s"), KEY).network is None
 
 
 @cases("given", [{"allow_internet_access": False, "allow_out": ["8.8.8.8", "example.com"]}, {"allow_out": ["*"]}, {"deny_out": ["a..com"]}])
 def test_invalid_network_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        translate.create_params(CreateSandboxRequest(network=NetworkOptions.model_validate(given)))
+        translate.create_params(CreateSandboxRequest(network=NetworkOptions.model_validate(given)), KEY)
 
 
 @cases(
@@ -190,3 +196,46 @@ def test_invalid_network_is_refused(given: dict[str, Any]) -> None:
 )
 def test_sandbox_shows_its_effective_policy(policy: NetworkPolicy, shown: Network | None) -> None:
     assert translate.network(policy) == shown
+
+
+# Ports ----------------------------------------------------------------------------------------------------------------
+
+
+@cases("given, public", [(None, False), (False, False), (True, True)])
+def test_unauthenticated_access_is_public_ports(given: bool | None, *, public: bool) -> None:  # noqa: FBT001 - a field of a body
+    allowed = replace(KEY, quota=Quota(public_ports=True))
+    for principal in (allowed, OPERATOR):
+        assert translate.create_params(CreateSandboxRequest(allow_unauthenticated_access=given), principal).public_ports is public
+        assert translate.update_params(UpdateSandboxRequest(allow_unauthenticated_access=given), principal).public_ports is given
+
+
+def test_unauthenticated_access_without_the_quota_is_refused_by_name() -> None:
+    for refuse in (
+        lambda: translate.create_params(CreateSandboxRequest(allow_unauthenticated_access=True), KEY),
+        lambda: translate.update_params(UpdateSandboxRequest(allow_unauthenticated_access=True, exposed_ports=[80]), KEY),
+    ):
+        with pytest.raises(ForbiddenError, match=r"allow_unauthenticated_access .* `public_ports`") as refused:
+            refuse()
+        assert refused.value.fields == {"field": "allow_unauthenticated_access", "quota": "public_ports"}
+    assert not translate.create_params(CreateSandboxRequest(allow_unauthenticated_access=False), KEY).public_ports
+
+
+@cases("ports", [[], [80], [9000, 80, 80]])
+def test_exposed_ports_are_returned_as_sent(ports: list[int]) -> None:
+    created = translate.create_params(CreateSandboxRequest(exposed_ports=ports), KEY)
+    updated = translate.update_params(UpdateSandboxRequest(exposed_ports=ports), KEY)
+    assert created.metadata.items() >= updated.labels.items() > {}.items()
+    assert translate.sandbox_response(sandbox_info(metadata=updated.labels), "").exposed_ports == ports
+
+
+def test_ports_that_are_not_named_stay() -> None:
+    assert translate.update_params(UpdateSandboxRequest(name="x"), KEY).labels == {}
+    response = translate.sandbox_response(sandbox_info(), "")
+    assert (response.exposed_ports, response.allow_unauthenticated_access) == ([], False)
+
+
+@cases("ports", [[0], [65536], ["80"], [True], [80] * 1001])
+def test_values_that_are_no_ports_are_refused(ports: list[Any]) -> None:
+    for model in (CreateSandboxRequest, UpdateSandboxRequest):
+        with pytest.raises(ValidationError):
+            model.model_validate({"exposed_ports": ports})

@@ -54,6 +54,17 @@ async def test_update_counts_a_new_deadline_once_the_guest_has_it(node: MemoryNo
     assert sandbox.deadline.expires_at == node.clock.now() + timedelta(seconds=200)
 
 
+async def test_labels_are_added_beside_the_metadata_of_the_client(node: MemoryNode, sandbox: Sandbox) -> None:
+    await node.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(labels={"sandlot.a": "1", "sandlot.b": "1"}))
+    await node.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(metadata={"c": "1"}, labels={"sandlot.b": "2"}))
+    assert sandbox.metadata == {"sandlot.a": "1", "sandlot.b": "2", "c": "1"}
+
+    node.state.database.faults.fail_next("sandboxes.save", HostError("The disk is full."))
+    with pytest.raises(HostError):
+        await node.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(labels={"sandlot.a": "2"}))
+    assert sandbox.metadata["sandlot.a"] == "1"
+
+
 async def test_failed_update_sets_the_old_deadline_in_the_guest_again(node: MemoryNode, sandbox: Sandbox) -> None:
     before = sandbox.deadline.expires_at
     node.state.database.faults.fail_next("sandboxes.save", HostError("The disk is full."))

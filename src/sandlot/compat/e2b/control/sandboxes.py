@@ -117,7 +117,8 @@ async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxR
     try:
         await node.templates.find(principal, translate.template_name(body.template_id))
     except NotFoundError:
-        params = translate.create_params(body, timeout_s, snapshot=translate.without_tag(body.template_id))
+        snapshot = translate.without_tag(body.template_id)
+        params = translate.create_params(body, timeout_s, may_have_public_ports=principal.may_have_public_ports, snapshot=snapshot)
         try:
             return await node.sandboxes.create(principal, params, idempotency_key=key)
         except NotFoundError as error:
@@ -125,7 +126,8 @@ async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxR
                 raise
             templates = [template.name for template in await node.templates.list(principal)]
             raise translate.template_not_found(body.template_id, templates) from None
-    return await node.sandboxes.create(principal, translate.create_params(body, timeout_s), idempotency_key=key)
+    params = translate.create_params(body, timeout_s, may_have_public_ports=principal.may_have_public_ports)
+    return await node.sandboxes.create(principal, params, idempotency_key=key)
 
 
 @router.get("/v2/sandboxes")
@@ -255,12 +257,12 @@ async def resume_legacy(sandbox: str, request: Request, body: ResumeRequest | No
 
 @router.put("/sandboxes/{sandbox}/network")
 async def update_network(sandbox: str, body: UpdateNetworkRequest, request: Request) -> Response:
-    """Replace the network policy of a sandbox as a whole. Omitted fields are cleared."""
+    """Replace the network policy of a sandbox as a whole. Omitted fields of the policy are cleared."""
     node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
-    policy = translate.network_policy(allow=body.allow_internet_access, network=body)
+    params = translate.network_update(body, may_have_public_ports=principal.may_have_public_ports)
     with as_control_error(sandbox):
-        await node.sandboxes.update(principal, found.id, UpdateSandboxParams(network=policy))
+        await node.sandboxes.update(principal, found.id, params)
     return Response(status_code=204)
 
 

@@ -25,7 +25,7 @@ class NetworkOptions(RequestModel):
 
     allow_out: Texts | None = Field(default=None, alias="allowOut")
     deny_out: Texts | None = Field(default=None, alias="denyOut")
-    allow_public_traffic: bool | None = Field(default=None, alias="allowPublicTraffic", description="No effect: ports have no public address.")
+    allow_public_traffic: bool | None = Field(default=None, alias="allowPublicTraffic", description="Public ports, where the key may have them.")
     dns_servers: Texts | None = Field(default=None, alias="dnsServers")
     egress_proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
     https_ports: list[int] | None = Field(default=None, alias="httpsPorts")
@@ -33,15 +33,11 @@ class NetworkOptions(RequestModel):
     rules: dict[str, Any] | None = None
 
     def unsupported(self) -> dict[str, object]:
-        """Return the values of options that Sandlot does not have.
-
-        Python clients before 2.63 send ``allowPublicTraffic: true`` with every network, so this option is accepted.
-        """
+        """Return the values of options that Sandlot does not have."""
         values = {
             "dnsServers": self.dns_servers,
             "egressProxy": self.egress_proxy,
             "httpsPorts": self.https_ports,
-            "maskRequestHost": self.mask_request_host,
             "rules": self.rules,
         }
         return {name: value for name, value in values.items() if value}

@@ -43,7 +43,8 @@ _ARCHIVED: Final = "/archived-sandboxes"
 @CONTROL.route("POST", _SANDBOXES)
 async def create_sandbox(body: CreateSandboxRequest, request: Request) -> Response:
     """Create a sandbox. The sandbox is running when the response is sent, also if the client does not want to wait."""
-    creating = get_node(request).sandboxes.create(get_principal(request), translate.create_params(body))
+    principal = get_principal(request)
+    creating = get_node(request).sandboxes.create(principal, translate.create_params(body, principal))
     sandbox = await cancel_on_disconnect(request, creating)
     status = HTTPStatus.ACCEPTED if body.wait is False else HTTPStatus.OK
     return json_response(translate.created_sandbox(sandbox, sandbox_url(request, sandbox.id)), status)
@@ -65,10 +66,10 @@ async def get_sandbox(sandbox: str, request: Request) -> Response:
 
 @CONTROL.route("PATCH", _SANDBOX)
 async def update_sandbox(sandbox: str, body: UpdateSandboxRequest, request: Request) -> Response:
-    """Change the name, the limits, the network or ``auto_resume`` of a sandbox."""
-    found = await resolve_sandbox(request, sandbox)
-    params = translate.update_params(body)
-    return _sandbox_response(request, await get_node(request).sandboxes.update(get_principal(request), found.id, params))
+    """Change the name, the limits, the network, the access to ports or ``auto_resume`` of a sandbox."""
+    found, principal = await resolve_sandbox(request, sandbox), get_principal(request)
+    params = translate.update_params(body, principal)
+    return _sandbox_response(request, await get_node(request).sandboxes.update(principal, found.id, params))
 
 
 @CONTROL.route("DELETE", _SANDBOX)
@@ -98,7 +99,7 @@ async def resume_sandbox(sandbox: str, query: Annotated[WaitQuery, Query()], req
 async def copy_sandbox(sandbox: str, query: Annotated[CopyQuery, Query()], request: Request) -> Response:
     """Fork a sandbox. If the client disconnects before the response, the copies are removed."""
     source = await resolve_sandbox(request, sandbox)
-    labels = {name: value for name, value in source.metadata.items() if name in {VENDOR_KEY, translate.IMAGE_KEY}}
+    labels = {name: value for name, value in source.metadata.items() if name in {VENDOR_KEY, translate.IMAGE_KEY, translate.PORTS_KEY}}
     forking = get_node(request).sandboxes.fork(get_principal(request), source.id, ForkParams(count=query.times, metadata=labels))
     copies = [translate.created_sandbox(copy, sandbox_url(request, copy.id)) for copy in await cancel_on_disconnect(request, forking)]
     return json_response(CopyResponse(source_sandbox_id=source.id, sandboxes=copies))

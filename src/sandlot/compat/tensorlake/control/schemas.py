@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sandlot.model.network import MAX_PORT
 from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, Texts
 
 Status = Literal["pending", "running", "snapshotting", "suspending", "suspended", "terminated"]
 _Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
+_Ports = Annotated[list[_Port], Field(max_length=1000)]
 
 
 class ResourceOptions(RequestModel):
@@ -59,7 +62,7 @@ class CreateSandboxRequest(RequestModel):
     network: NetworkOptions | None = None
     snapshot_id: Text | None = None
     allow_unauthenticated_access: bool | None = None
-    exposed_ports: list[int] | None = None
+    exposed_ports: _Ports | None = None
     name: Text | None = None
     file_systems: list[MountRequest] | None = None
     wait: bool | None = None
@@ -79,7 +82,7 @@ class UpdateSandboxRequest(RequestModel):
     name: Text | None = None
     resources: ResourceOptions | None = None
     allow_unauthenticated_access: bool | None = None
-    exposed_ports: list[int] | None = None
+    exposed_ports: _Ports | None = None
     auto_resume: bool | None = None
     network: NetworkOptions | None = None
 
@@ -208,8 +211,8 @@ class SandboxResponse(ResponseModel):
     terminated_at: int | None
     sandbox_url: str | None
     file_systems: list[Mount]
-    exposed_ports: list[int] = Field(default_factory=list)
-    allow_unauthenticated_access: bool = False
+    exposed_ports: list[int]
+    allow_unauthenticated_access: bool
 
 
 class ArchivedSandboxResponse(SandboxResponse):
