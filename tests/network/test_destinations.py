@@ -21,8 +21,11 @@ SHARED, OTHER, WILD, LIMITED = "23.5.0.1", "23.5.0.2", "23.5.0.3", "23.5.0.4"
 PRIVATE = "10.1.2.3"
 ALERT = bytes([21, 3, 3, 0, 2, 2, 49])
 """Fatal TLS alert ``access_denied``."""
+HELLO_RETRY_REQUEST = bytes.fromhex("16030300300200002c0303cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c") + bytes(10)
+"""Request of a server of TLS 1.3 for a second ClientHello."""
 RULES = [
     "api.example.com",
+    "api.example.com:8443",
     "db.example.com:5432",
     "ssh.example.com:22",
     "*.wild.example.com",
@@ -41,13 +44,14 @@ class Servers:
 
     web: Server
     tls: Server
+    retrying: Server
     tcp: Server
     greeting: Server
     limited: Server
     forbidden: list[Server] = field(default_factory=list)
 
     def clear(self) -> None:
-        for server in (self.web, self.tls, self.tcp, self.greeting, self.limited, *self.forbidden):
+        for server in (self.web, self.tls, self.retrying, self.tcp, self.greeting, self.limited, *self.forbidden):
             server.clear()
 
 
@@ -76,6 +80,7 @@ def servers(net: Internet) -> Servers:
     return Servers(
         web,
         tls,
+        net.serve((SHARED, 8443), reply=lambda data: b"accepted" if data.count(b"\x16\3\1") > 1 else HELLO_RETRY_REQUEST),
         net.serve((SHARED, 5432), (SHARED, 12345)),
         net.serve((SHARED, 22), greeting=b"SSH-2.0-server\r\n"),
         net.serve((LIMITED, 80), reply=http_reply),
@@ -255,6 +260,14 @@ def test_tls_for_another_server_gets_an_alert(listed: Client, servers: Servers, 
     pieces = [sent[at : at + 100] for at in range(0, len(sent), 100)] if is_split else [sent]
     assert listed.attempt("api.example.com", 443, *pieces, pause_s=0.01 if is_split else 0).received == ALERT
     assert not any(servers.tls.received)
+
+
+@pytest.mark.parametrize("name, passes", [("api.example.com", True), ("www.example.com", False)])
+def test_second_hello_of_tls_must_name_the_same_server(listed: Client, servers: Servers, name: str, *, passes: bool) -> None:
+    first, second = hello("api.example.com"), hello(name)
+    found = listed.attempt("api.example.com", 8443, first, second, until="accepted")
+    assert found.received == HELLO_RETRY_REQUEST + (b"accepted" if passes else ALERT)
+    assert servers.retrying.received == [first + second if passes else first]
 
 
 def test_each_request_of_a_connection_is_decided(listed: Client, servers: Servers) -> None:

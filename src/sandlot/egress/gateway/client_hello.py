@@ -3,12 +3,13 @@
 Invariants:
 - Every input has a result; no input raises an exception.
 - The input is limited to ``MAX_HELLO_BYTES``, and parsing takes time in proportion to it.
-- A message with two server names, or with data where the format has none, is malformed: two parsers could read different names.
+- A message with two server names, or with data where the format has none, is malformed: two parsers could read different names. The same holds for
+  further bytes in the last record of the message, which must end with the record (RFC 8446, 5.1).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 MAX_HELLO_BYTES: Final = 16 * 1024
@@ -39,10 +40,12 @@ class ClientHello:
         server_name: Name of the server that the client asks for (SNI), as it was sent. None: the client asks for no server.
         may_hide_name: True if the message has an encrypted part, which may ask for another server. Browsers always send such a part, mostly with
             random bytes.
+        size: Number of bytes of the records of the message.
     """
 
     server_name: str | None
     may_hide_name: bool = False
+    size: int = field(default=0, compare=False)
 
 
 HelloResult = ClientHello | Literal["incomplete", "malformed", "not_tls"]
@@ -88,10 +91,11 @@ def parse_client_hello(data: bytes | bytearray | memoryview) -> HelloResult:
     if begin is not None:
         return begin
     try:
-        message = _first_message(data)
-        if message is None:
+        found = _first_message(data)
+        if found is None:
             return "incomplete" if len(data) <= MAX_HELLO_BYTES else "malformed"
-        return _parse_message(_Reader(message))
+        message, size = found
+        return replace(_parse_message(_Reader(message)), size=size)
     except _MalformedError:
         return "malformed"
 
@@ -113,8 +117,8 @@ def _recognise(data: bytes) -> Literal["incomplete", "malformed", "not_tls"] | N
     return "malformed" if is_tls else "not_tls"
 
 
-def _first_message(data: bytes) -> bytes | None:
-    """Return the body of the ClientHello, which may be split into several records. None: it is incomplete."""
+def _first_message(data: bytes) -> tuple[bytes, int] | None:
+    """Return the body of the ClientHello, which may be split into several records, and the size of these records. None: it is incomplete."""
     message = bytearray()
     at = 0
     for _ in range(MAX_RECORDS):
@@ -127,15 +131,16 @@ def _first_message(data: bytes) -> bytes | None:
             return None
         if not size:
             raise _MalformedError
-        message += data[at + _RECORD_HEAD_BYTES : at + _RECORD_HEAD_BYTES + size]
+        part = data[at + _RECORD_HEAD_BYTES : at + _RECORD_HEAD_BYTES + size]
+        message += part
         if message and message[0] != _CLIENT_HELLO:
             raise _MalformedError
         if len(message) >= _MESSAGE_HEAD_BYTES:
             length = int.from_bytes(message[1:_MESSAGE_HEAD_BYTES], "big")
-            if length > MAX_HELLO_BYTES:
+            if length > MAX_HELLO_BYTES or len(message) - len(part) + size > _MESSAGE_HEAD_BYTES + length:
                 raise _MalformedError
-            if len(message) >= _MESSAGE_HEAD_BYTES + length:
-                return bytes(message[_MESSAGE_HEAD_BYTES : _MESSAGE_HEAD_BYTES + length])
+            if len(message) == _MESSAGE_HEAD_BYTES + length:
+                return bytes(message[_MESSAGE_HEAD_BYTES:]), at + _RECORD_HEAD_BYTES + size
         at += _RECORD_HEAD_BYTES + size
         if at > len(data):
             return None

@@ -6,6 +6,7 @@ first bytes with the destination and then copies both directions.
 Invariants:
 - A name is resolved after the policy has allowed it, and a connection goes only to an address that was checked and that the policy does not deny.
 - No byte of a program reaches a server before the bytes up to this one were compared with the destination. Every request of plain HTTP is decided.
+  The second ClientHello for which a server of TLS may ask must name the same server as the first one.
 - No more is read from a server than the send queue of the stream can take, and no more from a program than one piece. A side that does not read
   stops the other side.
 - If one side ends its direction, the other side sees the end. If one side resets the connection, or the gateway cuts it, the other side sees a reset.
@@ -26,8 +27,9 @@ import h11
 
 from sandlot.egress.gateway.activity import ActivityLog, Traffic
 from sandlot.egress.gateway.checks import check_hello, check_request
-from sandlot.egress.gateway.client_hello import ClientHello
+from sandlot.egress.gateway.client_hello import ClientHello, HelloResult, parse_client_hello
 from sandlot.egress.gateway.first_bytes import HTTP_2, Protocol, recognise
+from sandlot.egress.gateway.hello_retry import MAX_RESPONSE_BYTES, EarlyRecords, Response, parse_response
 from sandlot.egress.gateway.http_relay import HttpRelay
 from sandlot.egress.gateway.rate import RateLimit
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT, http_response
@@ -142,6 +144,10 @@ class Connection:
         self._next_cycle = asyncio.Event()
         self._program_ended = False
         self._server_spoke = False
+        self._server_first = bytearray()
+        self._response: Response = "incomplete"
+        """Response of the server to a ClientHello."""
+        self._responded = asyncio.Event()
         self._is_broken = False
         self._is_clean = False
         self._parts = 0
@@ -268,8 +274,11 @@ class Connection:
             return
         self._check_opaque()
         await self._connect()
-        await self._send(bytes(self._first[self._first_passed :]))
-        self._first.clear()
+        if isinstance(self._protocol, ClientHello):
+            await self._pass_handshake(self._protocol)
+        else:
+            await self._send(bytes(self._first[self._first_passed :]))
+            self._first.clear()
         await self._copy_program()
 
     async def _copy_program(self) -> None:
@@ -332,6 +341,46 @@ class Connection:
                     continue
                 passed, self._first_passed = self._first_passed, len(self._first)
                 await self._send(bytes(self._first[passed:]))
+
+    async def _pass_handshake(self, hello: ClientHello) -> None:
+        """Pass on a ClientHello and what follows, until the server cannot ask for a second ClientHello any more."""
+        await self._send(bytes(self._first[: hello.size]))
+        data = bytes(self._first[hello.size :])
+        self._first.clear()
+        records = EarlyRecords()
+        held_until_s: float | None = None
+        pieces = 0
+        while self._response != "other":
+            await self._send(records.receive(data))
+            data = b""
+            if self._program_ended and not records.held:
+                return
+            if records.is_blocked or self._program_ended:
+                if self._response == "incomplete":
+                    await self._responded.wait()
+                    continue
+                second = parse_client_hello(records.held)
+                if second != "incomplete" or self._program_ended or pieces > MAX_FIRST_PIECES:
+                    self._check_second_hello(hello, second)
+                    break
+            pieces = pieces + 1 if records.held else 0
+            held_until_s = (held_until_s or self._loop.time() + HEAD_S) if records.held else None
+            try:
+                async with asyncio.timeout_at(held_until_s):
+                    data = await self._receive()
+            except TimeoutError:
+                raise _CutError from None
+        await self._send(bytes(records.held) + data)
+
+    def _check_second_hello(self, first: ClientHello, second: HelloResult) -> None:
+        """Refuse a connection whose second ClientHello differs from the first one in its server name."""
+        refusal = self._refusal(RefusalReason.TLS_NAME_MISMATCH)
+        if isinstance(second, ClientHello) and second.server_name == first.server_name:
+            allowed = check_hello(second, self._access.decisions, self._destination)
+            if allowed is None:
+                return
+            refusal = allowed
+        raise RefusedError(refusal)
 
     async def _relay_requests(self, http: HttpRelay) -> None:
         http.receive_from_program(bytes(self._first))
@@ -402,12 +451,22 @@ class Connection:
             data = await self._read()
             if self._http is not None and not self._http.is_upgraded:
                 await self._relay_responses(self._http, data)
-            elif data:
-                self._server_spoke = True
+            else:
+                if self._response == "incomplete":
+                    self._parse_response(data)
+                self._server_spoke = self._server_spoke or bool(data)
                 await self._write(data)
             if not data:
                 self._stream.end()
                 return
+
+    def _parse_response(self, data: bytes) -> None:
+        """Find out whether the server asks for a second ClientHello."""
+        self._server_first += data[: MAX_RESPONSE_BYTES + 1]
+        self._response = parse_response(self._server_first) if data else "other"
+        if self._response != "incomplete":
+            self._server_first.clear()
+            self._responded.set()
 
     async def _relay_responses(self, http: HttpRelay, data: bytes) -> None:
         """Pass on the responses in the bytes that the server has sent."""
@@ -522,7 +581,9 @@ class Connection:
             is_head = self._first.startswith(b"HEAD ") if self._request is None else self._request.method == b"HEAD"
             await self._stream.write(http_response(refusal, to_head=is_head))
         elif (
-            (isinstance(self._protocol, ClientHello) or self._protocol == "malformed_tls") and not self._server_spoke and refusal.status == _FORBIDDEN
+            (isinstance(self._protocol, ClientHello) or self._protocol == "malformed_tls")
+            and (not self._server_spoke or self._response == "retry")
+            and refusal.status == _FORBIDDEN
         ):
             await self._stream.write(ACCESS_DENIED_ALERT)
         else:

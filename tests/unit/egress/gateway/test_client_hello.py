@@ -61,6 +61,14 @@ def test_message_may_be_split_into_records(record: int) -> None:
     assert {parse_client_hello(data[:size]) for size in range(len(data))} == {"incomplete"}
 
 
+@pytest.mark.parametrize("record", [7, 1 << 14])
+def test_size_of_the_message_is_that_of_its_records(record: int) -> None:
+    data = hello((SERVER_NAME, server_name(b"a.example")), record=record)
+    found = parse_client_hello(data + data)
+    assert isinstance(found, ClientHello)
+    assert found.size == len(data)
+
+
 @pytest.mark.parametrize("extension", [ECH, 0xFFCE])
 def test_encrypted_part_is_reported(extension: int) -> None:
     data = hello((extension, bytes(99)), (SERVER_NAME, server_name(b"outer.example")))
@@ -91,6 +99,8 @@ def test_message_without_extensions_names_no_server() -> None:
         hello((SERVER_NAME, server_name(b"a.example")), record=40)[:45] + b"\x17\x03\x03\0\x01x",  # another record in the middle
         hello((SERVER_NAME, server_name(b"a.example")), record=1),  # more records than the limit
         NAMED[:5] + b"\x01" + vector(3, b"\x03\x03"),
+        b"\x16\x03\x01" + vector(2, NAMED[5:] * 2),  # two messages in one record
+        b"\x16\x03\x01" + vector(2, NAMED[5:] + b"\x01")[:-1],
     ],
 )
 def test_malformed_message_is_recognised(data: bytes) -> None:
