@@ -47,7 +47,7 @@ def ps(
 
 
 def ports(*, sandbox: SandboxId, json_output: JsonOutput = False) -> None:
-    """List TCP ports that accept connections inside a sandbox."""
+    """List TCP ports that accept connections inside a sandbox, with URLs that a browser opens."""
     from sandlot.sdk import Sandbox
 
     with query_client() as client:
@@ -55,7 +55,7 @@ def ports(*, sandbox: SandboxId, json_output: JsonOutput = False) -> None:
     if json_output:
         typer.echo(as_json(found))
     elif found:
-        table(["PORT", "ADDRESS"], [[str(each.port), each.address] for each in found])
+        table(["PORT", "ADDRESS", "URL"], [[str(each.port), each.address, each.url or "-"] for each in found])
     else:
         note("No port accepts connections.")
 

@@ -22,12 +22,13 @@ def serve(
     *,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option("--port", metavar="PORT", help="Port to listen on. (default: 8080)")] = None,
+    preview_port: Annotated[int | None, typer.Option("--preview-port", metavar="PORT", help="Port of preview URLs. (default: no previews)")] = None,
 ) -> None:
     """Serve the API over TCP; every request needs a key."""
     from sandlot.server import process as server
     from sandlot.server.settings import Settings
 
-    settings = Settings.load(host=host, port=port)
+    settings = Settings.load(host=host, port=port, preview_port=preview_port)
     raise typer.Exit(server.main(settings if settings.host else replace(settings, host=DEFAULT_HOST), local=False))
 
 

@@ -1,4 +1,4 @@
-"""``sandlot forward``: forward local ports to ports in a sandbox."""
+"""``sandlot forward`` and ``sandlot url``: reach ports in a sandbox from this machine and from browsers."""
 
 from __future__ import annotations
 
@@ -40,3 +40,23 @@ def forward(
             typer.echo(forwarded.address)
         note(f"Forwarding to {sandbox} until Ctrl-C.")
         threading.Event().wait()
+
+
+def url(
+    *,
+    sandbox: SandboxId,
+    port: Annotated[int, typer.Argument(metavar="PORT", min=1, max=65535, help="Port in the sandbox.")],
+    path_form: Annotated[
+        bool, typer.Option("--path-form", help="Print a URL with the token in its path, for clients that cannot resolve the host name.")
+    ] = False,
+    expires_in: Annotated[float | None, typer.Option("--expires-in", metavar="SECONDS", help="Lifetime of the token. (default: 86400)")] = None,
+) -> None:
+    """Print the URL under which a browser opens a port in a sandbox.
+
+    The URL works without an API key, until its token expires. The server in the sandbox need not run yet. Over `sandlot serve`, the option
+    `--preview-port` enables previews.
+    """
+    from sandlot.sdk import Sandbox
+
+    with query_client() as client:
+        typer.echo(Sandbox.connect(sandbox, client=client, resume=False).get_url(port, path_form=path_form, expires_in=expires_in))

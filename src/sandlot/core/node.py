@@ -13,6 +13,7 @@ from sandlot.core.files.files import FileService
 from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
+from sandlot.core.forwarding.previews import PreviewService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
 from sandlot.core.keys import KeyService
@@ -60,5 +61,6 @@ class Node:
     snapshots: SnapshotManager
     volumes: VolumeManager
     tokens: TokenService
+    previews: PreviewService
     keys: KeyService
     service: ServiceInspector

@@ -24,6 +24,7 @@ from sandlot.server.v1 import (
     network,
     packages,
     pools,
+    previews,
     processes,
     programs,
     sandboxes,
@@ -43,6 +44,8 @@ from sandlot.web.error_formats import ErrorFormatSelector
 from sandlot.web.errors import PROBLEM_FORMAT
 from sandlot.web.json_body import JsonParser
 from sandlot.web.middleware import RequestMiddleware
+from sandlot.web.preview_urls import PreviewAddresses
+from sandlot.web.request_turns import RequestTurns
 from sandlot.web.route_table import RouteEntry, route_entries
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ _RESOURCES = (
     processes,
     terminals,
     tunnels,
+    previews,
     network,
     code,
     contexts,
@@ -80,13 +84,20 @@ _FIRST = (service, code, processes)
 """Resources with the most requests. Routes are tried one after another, each in about a microsecond."""
 
 
-def create_app(service: RunningService) -> FastAPI:
-    """Return the ASGI application of a service."""
+def create_app(service: RunningService, turns: RequestTurns | None = None, preview_addresses: PreviewAddresses | None = None) -> FastAPI:
+    """Return the ASGI application of a service.
+
+    Args:
+        service: The service.
+        turns: Turns of the requests of the service. None: turns of this app alone.
+        preview_addresses: Address of the previews. None: there are no previews.
+    """
     app = _empty_app()
     app.router.routes.extend(_served_routes())
     errors.install_error_handlers(app, ERROR_FORMATS, route_table())
     app.state.service = service
     app.state.node = service.node
+    app.state.previews = preview_addresses
     app.state.json_parser = JsonParser()
     app.add_middleware(
         RequestMiddleware,
@@ -94,6 +105,7 @@ def create_app(service: RunningService) -> FastAPI:
         body_limits=BodyLimits(route_table(), upload_max_bytes=service.settings.upload_max_bytes),
         buffers=service.node.buffers,
         metrics=service.metrics,
+        turns=turns or RequestTurns(),
         error_formats=ERROR_FORMATS,
         signatures=service.node.tokens,
         node=service.node,

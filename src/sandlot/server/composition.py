@@ -37,6 +37,7 @@ from sandlot.core.files.files import FileService
 from sandlot.core.files.signed_urls import TokenService
 from sandlot.core.files.store import FileStore
 from sandlot.core.files.watch import WatchService
+from sandlot.core.forwarding.previews import PreviewService
 from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
 from sandlot.core.keys import KeyService
@@ -387,6 +388,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             execution_counter=counter,
             clock=clock,
         )
+        tokens = TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of)
         node = Node(
             id=node_id,
             keys=KeyService(api_keys=api_keys, store=store, registry=registry, execution_counter=counter, pools=pools),
@@ -428,7 +430,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             programs=OneShotRunner(manager, processes, counter, grading),
             snapshots=snapshots,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
-            tokens=TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of),
+            tokens=tokens,
+            previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)

@@ -47,6 +47,7 @@ TAGS: Mapping[str, str] = {
     "processes": "Commands and background processes.",
     "terminals": "Interactive terminals over WebSocket.",
     "tunnels": "Connections to ports inside sandboxes over WebSocket.",
+    "previews": "Addresses under which browsers reach ports inside sandboxes.",
     "network": "Network policies of sandboxes, refusals and reached destinations.",
     "packages": "Installation of packages by pip, npm and apt.",
     "programs": "One-shot programs with output comparison.",

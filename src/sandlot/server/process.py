@@ -34,9 +34,11 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotErro
 from sandlot.server import data_dir, log_config
 from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService, control_groups, open_service
+from sandlot.server.preview.listener import PreviewListener
 from sandlot.server.settings import Settings
 from sandlot.web import listener, websocket
 from sandlot.web.connections import ConnectionShares
+from sandlot.web.request_turns import RequestTurns
 from sandlot.web.slices import SliceTurns
 
 EXIT_FAILED = 1
@@ -114,7 +116,7 @@ async def _listen(service: RunningService, *, local: bool) -> None:
             listeners.append(listener.tcp_socket(settings.host, settings.port))
         gc.freeze()  # also what the service has opened
         _log.info("listening", socket=str(settings.socket), tcp=[_address(each) for each in listeners[1:]], version=__version__, node=service.node.id)
-        await Server(service).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
+        await Server(service, local=local).until_stopped(listeners, idle_exit_s=settings.idle_exit_s if local else None)
     finally:
         settings.socket.unlink(missing_ok=True)
         for each in listeners:
@@ -148,20 +150,26 @@ async def serve_in_background(service: RunningService, listeners: list[socket]) 
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with the shutdown of a service."""
+    """uvicorn's server with the shutdown of a service.
 
-    def __init__(self, service: RunningService) -> None:
+    Args:
+        service: The service.
+        local: The service listens on the unix socket only.
+    """
+
+    def __init__(self, service: RunningService, *, local: bool = False) -> None:
         wanted, connections = service.settings.max_connections, allowed_connections(service.settings)
         if connections < wanted:
             _log.warning("connections_limited", configured=wanted, allowed=connections, hint="Raise the hard limit of open files (ulimit -Hn).")
         now_s = asyncio.get_running_loop().time
         self.connections = ConnectionShares(connections, now_s, trusted_proxies=service.settings.trusted_proxies)
         """Connections on TCP, with the share of each address and key."""
-        local = ConnectionShares(connections, now_s, shared=False)
-        turns = SliceTurns()
-        http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local, turns=turns)
-        ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=turns)
-        app: ASGIApp = create_app(service)
+        local_connections = ConnectionShares(connections, now_s, shared=False)
+        slices, turns = SliceTurns(), RequestTurns()
+        self.previews = PreviewListener(service.settings, service.node, turns, max_connections=connections, local=local)
+        http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local_connections, turns=slices)
+        ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=slices)
+        app: ASGIApp = create_app(service, turns, self.previews)
         if service.settings.low_latency == "on":
             app = _keep_awake(app)
         config = uvicorn.Config(
@@ -208,6 +216,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to serve on listening sockets."""
+        await self.previews.open()
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
@@ -218,6 +227,7 @@ class Server(uvicorn.Server):
         # New clients no longer find the service; connected ones get an error.
         self._service.settings.socket.unlink(missing_ok=True)
         self._service.events.close()  # followers of events would keep their connections open until the timeout
+        await self.previews.aclose()
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing

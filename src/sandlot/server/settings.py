@@ -32,6 +32,7 @@ from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.data_dir import DATABASE
+from sandlot.web.preview_urls import PreviewAddress, parse_domain
 
 CONFIG_FILE = Path("/etc/sandlot/sandlot.toml")
 """Default file of settings; it need not exist."""
@@ -142,6 +143,15 @@ def _isolations(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_isolation(name) for name in _items(value)))
 
 
+def _domain(value: object) -> PreviewAddress:
+    if isinstance(value, PreviewAddress):
+        return value
+    address = parse_domain(value) if isinstance(value, str) else None
+    if address is None:
+        raise _NotAllowedError("a domain, such as preview.example.com or localhost:8081, with http:// or https:// in front if the default is wrong")
+    return address
+
+
 def _networks(value: object) -> tuple[AddressRange, ...]:
     try:
         return tuple(ip_network(text) for text in _items(value))
@@ -225,6 +235,14 @@ class Settings:
         network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
         network_private: Networks that sandboxes and webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host
             must be listed alone, such as ``127.0.0.1``.
+        preview_host: Address to listen on for previews. None: ``host``, or 127.0.0.1 without one.
+        preview_port: TCP port of previews, 0 to 65535; 0: any free port. None: ``sandlot serve`` serves no previews. A local service serves them on
+            127.0.0.1 and a free port.
+        preview_domain: Domain of preview URLs, ``[http://|https://]DOMAIN[:PORT]``, of which each preview has a subdomain. Default:
+            ``localhost:PORT``, which works on this machine only. Without a scheme, URLs have ``https``, and ``http`` for ``localhost``.
+        preview_tls_cert: PEM file with the certificate chain of previews, for the domain and its subdomains (``*.DOMAIN``). None: previews are served
+            over plain HTTP, and a proxy in front serves TLS.
+        preview_tls_key: PEM file with the key of the certificate. None: the file of the certificate has it.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
             Commands and requests for files get up to a tenth faster, and the host uses more power. Only a host with /dev/cpu_dma_latency has the
             effect.
@@ -267,6 +285,11 @@ class Settings:
     network_allowed: Annotated[tuple[NetworkMode, ...] | None, PlainValidator(_modes), NoDecode] = None
     network_mbit: Annotated[int, _whole(0, 100_000)] = 0
     network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
+    preview_host: Annotated[str | None, PlainValidator(_text)] = None
+    preview_port: Annotated[int | None, _whole(0, 65535)] = None
+    preview_domain: Annotated[PreviewAddress | None, PlainValidator(_domain)] = None
+    preview_tls_cert: Annotated[Path | None, PlainValidator(_folder)] = None
+    preview_tls_key: Annotated[Path | None, PlainValidator(_folder)] = None
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
     idle_exit_s: Annotated[float, _number(1.0)] = 600.0
     log_level: Annotated[str, _one_of("debug", "info", "warning", "error")] = "info"
@@ -334,22 +357,25 @@ class Settings:
         )
 
     @classmethod
-    def load(cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None) -> Settings:
+    def load(
+        cls, env: Mapping[str, str] | None = None, *, host: str | None = None, port: int | None = None, preview_port: int | None = None
+    ) -> Settings:
         """Read the settings. Options of the command line come before variables, variables before the file.
 
         Args:
             env: Environment; None: the environment of this process.
             host: Option of the command line.
             port: Option of the command line.
+            preview_port: Option of the command line.
 
         Raises:
             InvalidRequestError: A value is invalid, the file is invalid or cannot be read, or has an unknown key.
         """
         variables = os.environ if env is None else env
         file = Path(variables.get(CONFIG_VARIABLE) or CONFIG_FILE)
-        given = {name: value for name, value in {"host": host, "port": port}.items() if value is not None}
+        given = {name: value for name, value in {"host": host, "port": port, "preview_port": preview_port}.items() if value is not None}
         sources = [
-            _Source(lambda name: f"--{name}", given, "Correct the option."),
+            _Source(lambda name: f"--{name.replace('_', '-')}", given, "Correct the option."),
             _Source(lambda name: f"{PREFIX}{name.upper()}", _Environment(_model(), variables)(), "Correct the variable, or unset it."),
             _Source(lambda name: f"`{name}` in {file}", _read_file(file, is_required=CONFIG_VARIABLE in variables), f"Correct the line in {file}."),
         ]

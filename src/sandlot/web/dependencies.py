@@ -15,6 +15,7 @@ from sandlot.model.ids import SANDBOX_ID
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.json_body import JsonRoute
 from sandlot.web.listener import HUNG_UP
+from sandlot.web.preview_urls import PreviewAddresses, no_previews
 from sandlot.web.streaming import wait_for_disconnect
 
 HANGUP_POLL_S = 0.5
@@ -36,6 +37,18 @@ def get_principal(request: HTTPConnection) -> Principal:
     """Return the principal of a request, which the middleware has authenticated."""
     principal: Principal = request.scope["state"]["principal"]
     return principal
+
+
+def get_previews(request: HTTPConnection) -> PreviewAddresses:
+    """Return the address of the previews of the service.
+
+    Raises:
+        UnsupportedError: The service has no address for previews.
+    """
+    previews: PreviewAddresses | None = request.app.state.previews
+    if previews is None or not previews.is_enabled:
+        raise no_previews()
+    return previews
 
 
 async def get_sandbox_id(request: HTTPConnection, id_or_name: str) -> str:

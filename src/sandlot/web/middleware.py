@@ -68,6 +68,7 @@ class RequestMiddleware:
         body_limits: Limits of request bodies.
         buffers: Budget of the memory that is held for clients.
         metrics: Counts requests and error responses.
+        turns: Turns of the requests that begin.
         error_formats: Formats of error responses.
         signatures: Checks signed URLs; None if there are none.
         node: Passed to vendors that authenticate requests themselves; None without compatibility APIs.
@@ -81,6 +82,7 @@ class RequestMiddleware:
         body_limits: BodyLimits,
         buffers: BufferShares,
         metrics: RequestMetrics,
+        turns: RequestTurns,
         error_formats: ErrorFormatSelector = errors.NATIVE_FORMATS,
         signatures: Signatures | None = None,
         node: Node | None = None,
@@ -93,7 +95,7 @@ class RequestMiddleware:
         self._error_formats = error_formats
         self._signatures = signatures
         self._node = node
-        self._turns = RequestTurns()
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request or serve a WebSocket."""

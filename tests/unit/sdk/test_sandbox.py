@@ -277,3 +277,16 @@ async def test_error_of_a_call_is_raised_where_it_is_entered(service: Script) ->
         with pytest.raises(NotFoundError):
             async with AsyncSandbox.create("none", client=client):
                 pytest.fail("the body ran")
+
+
+def test_preview_urls_hosts_and_tokens_are_returned(service: Script, client: Client) -> None:
+    preview = {"url": "http://h/?t", "path_url": "http://d/p/t/", "host": "h", "token": "t", "public": False, "expires_at": "2026-01-02T00:00:00Z"}
+    service.say(Reply(201, BOX))
+    sandbox = Sandbox.create("base", client=client)
+    service.say(*[Reply(200, preview)] * 4)
+    assert sandbox.get_url(8000) == "http://h/?t"
+    assert sandbox.get_url(8000, path_form=True, expires_in=60) == "http://d/p/t/"
+    assert service.seen[-1].json() == {"expires_in": 60}
+    assert sandbox.get_host(8000) == "h"
+    assert sandbox.get_preview_token(8000) == "t"
+    assert service.seen[-1].path == f"/v1/sandboxes/{BOX['id']}/ports/8000/url"

@@ -19,7 +19,8 @@ METHODS = {
     "Client": "close executions events file_store keys pools programs sandboxes service snapshots target templates transport volumes webhooks",
     "Sandbox": (
         "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts"
-        " network info get_info is_running usage set_timeout update pause resume hibernate promote snapshot create_snapshot fork fork_tree run_code"
+        " network info get_info get_url get_host get_preview_token is_running usage set_timeout update pause resume hibernate promote"
+        " snapshot create_snapshot fork fork_tree run_code"
         " stream_code connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs"
     ),
     "ForkBatch": "count index",

@@ -20,6 +20,7 @@ from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server import settings as settings_module
 from sandlot.server.settings import Settings
+from sandlot.web.preview_urls import PreviewAddress
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -75,6 +76,11 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "suspended_keep_s": ("63", 63),
     "packages_max_bytes": ("67108864", 67108864),
     "packages_ttl_s": ("0", 0),
+    "preview_host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value
+    "preview_port": ("8081", 8081),
+    "preview_domain": ("preview.example.com", PreviewAddress("https", "preview.example.com")),
+    "preview_tls_cert": ("/etc/cert.pem", Path("/etc/cert.pem")),
+    "preview_tls_key": ("/etc/key.pem", Path("/etc/key.pem")),
     "network_mbit": ("100", 100),
     "network_allowed": ("internet, NONE,", (NetworkMode.NONE, NetworkMode.INTERNET)),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),

@@ -25,6 +25,7 @@ from sandlot.web.auth import OWNER
 from sandlot.web.body_limits import BodyLimits
 from sandlot.web.errors import ResponseInterruptedError
 from sandlot.web.middleware import RequestMiddleware
+from sandlot.web.request_turns import RequestTurns
 from sandlot.web.streaming import SSE_MEDIA_TYPE, KeepAliveStreamResponse
 from tests.support.scripted_app import KnownKeys
 from tests.support.service import Bench, bench, client
@@ -50,7 +51,9 @@ class Exchange:
         app.router.add_route("/x", respond)
         errors.install_error_handlers(app)
         limits = BodyLimits(upload_max_bytes=MIB, json_max_bytes=MIB)
-        self._app = RequestMiddleware(app, keys=KnownKeys(), body_limits=limits, buffers=BufferShares(64 * MIB), metrics=Metrics())
+        self._app = RequestMiddleware(
+            app, keys=KnownKeys(), body_limits=limits, buffers=BufferShares(64 * MIB), metrics=Metrics(), turns=RequestTurns()
+        )
         self._flood = asyncio.Event()
         self._is_flood = is_flood
         self.sent: list[Message] = []

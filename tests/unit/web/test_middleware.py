@@ -127,7 +127,12 @@ async def test_revoked_key_ends_its_open_requests(at: Bench) -> None:
         sent.append(message)
 
     framed = middleware.RequestMiddleware(
-        app, keys=at.service.api_keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics()
+        app,
+        keys=at.service.api_keys,
+        body_limits=BodyLimits(upload_max_bytes=MIB),
+        buffers=BufferShares(MIB),
+        metrics=Metrics(),
+        turns=RequestTurns(),
     )
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", secret.encode())]}
     request = asyncio.create_task(framed(scope, receive, send))
@@ -297,7 +302,7 @@ async def test_no_beat_is_inside_of_an_event_that_its_client_takes_slowly(monkey
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"peer": OWNER}}
     async with asyncio.timeout(60):
         await middleware.RequestMiddleware(
-            app, keys=NoKeys(), body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics()
+            app, keys=NoKeys(), body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics(), turns=RequestTurns()
         )(scope, receive, send)
     told = bytes(sent)
     assert told.count(streaming.KEEP_ALIVE) >= 3
@@ -332,7 +337,9 @@ async def test_parts_of_responses_and_messages_count_for_their_key(monkeypatch: 
 
     monkeypatch.setattr(RequestTurns, "pause", pause)
     scope: dict[str, Any] = {"type": kind, "method": "GET", "path": "/v1/events", "headers": [(b"x-api-key", b"known")], "state": {}}
-    framed = middleware.RequestMiddleware(app, keys=keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics())
+    framed = middleware.RequestMiddleware(
+        app, keys=keys, body_limits=BodyLimits(upload_max_bytes=MIB), buffers=BufferShares(MIB), metrics=Metrics(), turns=RequestTurns()
+    )
     await framed(scope, receive, send)
     assert counted == [(owner, 1000), (owner, 2000 if kind == "websocket" else middleware.CHUNK_BYTES)]
 

@@ -1,7 +1,7 @@
-"""Signed URLs and sandbox tokens.
+"""Signed URLs, preview tokens and sandbox tokens.
 
-A signed URL gives access to one file of one sandbox for a limited time, without an API key. A sandbox token replaces the API key in requests about
-one sandbox.
+A signed URL gives access to one file of one sandbox for a limited time, without an API key. A preview token does the same for one port. A sandbox
+token replaces the API key in requests about one sandbox.
 
 Invariants:
 - A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service. The signature covers the method, the sandbox, the path, the user, the id
@@ -26,6 +26,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from sandlot.model.ids import SANDBOX_ID, SandboxId
+from sandlot.model.previews import preview_label
 from sandlot.model.signed_urls import MAX_URL_LIFETIME_S, URL_METHODS, Grant, SignedUrl, TokenScope
 from sandlot.model.specs import User
 
@@ -34,6 +35,9 @@ _DOMAIN = "sandlot signed file 1"
 _TOKEN_DOMAIN = "sandlot sandbox token 1"  # noqa: S105 - not a secret
 """First value of the signed text of a token. The signed text of a URL begins with ``_DOMAIN`` instead. URLs and tokens are signed with the same
 secret, and the signature of a URL must never be valid as a token."""
+_PREVIEW_DOMAIN = "sandlot preview token 1"
+_EXPIRES_DIGITS = 15
+"""Digits of a time of expiry that are read. No token expires that late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class _SignedValues:
 
 
 class TokenService:
-    """Makes and checks signed URLs and sandbox tokens.
+    """Makes and checks signed URLs, preview tokens and sandbox tokens.
 
     Args:
         secret: 32 random bytes that only the service knows.
@@ -120,6 +124,33 @@ class TokenService:
         if principal is None:
             raise _refused("The API key that signed this URL has expired or was revoked.")
         return principal
+
+    def preview_token(self, principal: Principal, sandbox: SandboxId, port: int, lifetime_s: float) -> tuple[str, datetime]:
+        """Return a token that opens one port of a sandbox with the rights of the principal, and the time of its expiry."""
+        expires_at = (self._now() + timedelta(seconds=lifetime_s)).replace(microsecond=0)
+        expires_s = int(expires_at.timestamp())
+        signature = self._preview_signature(principal.owner, expires_s, sandbox, port)
+        return f"{preview_label(sandbox, port)}.{principal.owner}.{expires_s}.{signature}", expires_at
+
+    def principal_of_preview(self, token: str, sandbox: str, port: int) -> tuple[Principal, float] | None:
+        """Return the principal of a preview token, and the seconds until the token expires.
+
+        None: the token was not signed for this port of this sandbox or has expired, or its API key has expired or was revoked.
+        """
+        _, owner, digits = (*token.split("."), "", "", "")[:3]
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= _EXPIRES_DIGITS):
+            return None
+        signed = self._preview_signature(OwnerId(owner), int(digits), SandboxId(sandbox), port)
+        expected = f"{preview_label(SandboxId(sandbox), port)}.{owner}.{int(digits)}.{signed}"
+        lifetime_s = int(digits) - self._now().timestamp()
+        if not hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace")) or lifetime_s <= 0:
+            return None
+        principal = self._principal_of(OwnerId(owner))
+        return None if principal is None else (principal, lifetime_s)
+
+    def _preview_signature(self, owner: OwnerId, expires_s: int, sandbox: SandboxId, port: int) -> str:
+        digest = hmac.digest(self._secret, json.dumps([_PREVIEW_DOMAIN, owner, expires_s, sandbox, port]).encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def sandbox_token(self, principal: Principal, sandbox: str, scope: TokenScope = TokenScope.SANDBOX) -> str:
         """Return a token that requests about one sandbox can send instead of the API key of its owner. A sandbox has one token for each scope."""

@@ -25,9 +25,9 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.link.tunnels import Tunnel as TunnelCall
 from sandlot.model.access import Principal
-from sandlot.model.errors import InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.previews import check_port
 from sandlot.model.tunnels import Tunnel
-from sandlot.protocol.schema import MOST_PORT
 
 CLOSE_TIMEOUT_S = 10.0
 """Seconds that the program has to read the remaining data after both directions of the tunnel were closed."""
@@ -54,8 +54,7 @@ class TunnelService:
             TimeoutExceededError: The program on the port does not accept the connection.
         """
         live = self._registry.find(sandbox, principal)
-        if not 0 < port <= MOST_PORT:
-            raise InvalidRequestError(f"`port` is {port}; it must be from 1 to {MOST_PORT}.", fields={"field": "port"})
+        check_port(port)
         async with live.connection() as link:
             return PortTunnel(live, port, await link.connect_port(port))
 

@@ -848,6 +848,47 @@ class AsyncSandbox:
         response = await self._transport.request("GET", f"{self._path}/ports")
         return structure_list(ListeningPort, response, "ports")
 
+    async def get_url(self, port: int, *, path_form: bool = False, expires_in: float | None = None) -> str:
+        """Get the URL under which a browser opens a server inside the sandbox. The server need not run yet.
+
+        The page has an origin of its own: cookies, absolute paths, WebSockets and hot reload work. If the ports of the sandbox are not public, the
+        URL contains a token, and the browser exchanges it for a cookie. A request to the URL resumes a suspended sandbox.
+
+        Args:
+            port: Port inside the sandbox, 1 to 65535.
+            path_form: Return ``http://DOMAIN/p/TOKEN/`` instead, for clients that cannot resolve the name of the host: Python and Node.js do not
+                resolve ``*.localhost`` on all systems. There, cookies, storage and absolute paths (``/style.css``) do not work, because browsers
+                isolate the page; it serves for simple pages, files and APIs.
+            expires_in: Seconds until the token expires, at most 604800. Default: a day.
+
+        Raises:
+            SandlotError: ``unsupported``: the service serves no previews; start it with ``--preview-port``.
+            SandboxEndedError: The sandbox has ended.
+        """
+        response = await self._preview(port, expires_in)
+        return str(response["path_url" if path_form else "url"])
+
+    async def get_host(self, port: int) -> str:
+        """Get the host of :meth:`get_url`, under E2B's name: ``PORT-SANDBOX.DOMAIN``, with the port of the service if it is not the default.
+
+        Without public ports, a program sends the token of :meth:`get_preview_token` with its requests.
+        """
+        return str((await self._preview(port, None))["host"])
+
+    async def get_preview_token(self, port: int, *, expires_in: float | None = None) -> str:
+        """Get a token that opens a port of the sandbox: programs send it in the header ``X-Sandlot-Preview-Token``.
+
+        Args:
+            port: Port inside the sandbox, 1 to 65535.
+            expires_in: Seconds until the token expires, at most 604800. Default: a day.
+        """
+        return str((await self._preview(port, expires_in))["token"])
+
+    async def _preview(self, port: int, expires_in: float | None) -> dict[str, Any]:
+        body = {} if expires_in is None else {"expires_in": expires_in}
+        response: dict[str, Any] = await self._transport.request("POST", f"{self._path}/ports/{port}/url", body=body, idempotent=True)
+        return response
+
     @backend.awaitable_context
     async def tunnel(self, port: int) -> AsyncTunnel:
         """Connect to a port on the loopback interface of the sandbox; the sandbox needs no network for this.

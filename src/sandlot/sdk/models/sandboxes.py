@@ -129,7 +129,9 @@ class ListeningPort:
     Args:
         port: Port number.
         address: Address that it is bound to: ``0.0.0.0`` and ``::`` are all addresses, ``127.0.0.1`` and ``::1`` only the sandbox itself.
+        url: URL of the preview for a browser, with a token that is valid for a day; None if the service serves no previews.
     """
 
     port: int
     address: str
+    url: str | None = None

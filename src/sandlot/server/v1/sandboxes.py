@@ -11,8 +11,10 @@ from pydantic import Field, model_validator
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
+from sandlot.model.ids import SandboxId
 from sandlot.model.network import MAX_ENTRIES, NetworkMode, NetworkPolicy, network_entries
 from sandlot.model.ports import Exit
+from sandlot.model.previews import DEFAULT_PREVIEW_LIFETIME_S
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import (
     AUTO,
@@ -43,6 +45,7 @@ from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
+from sandlot.web.preview_urls import PreviewAddresses
 
 MAX_FILE_IDS = 100
 """Maximum number of stored files that a create request copies into the sandbox."""
@@ -449,6 +452,7 @@ class PortResponse(ResponseModel):
 
     port: int
     address: str = Field(description="Local address: 0.0.0.0 and :: are all addresses, 127.0.0.1 and ::1 only the loopback of the sandbox.")
+    url: str | None = Field(default=None, description="URL of the preview, with a token that is valid for a day; null without previews.")
 
 
 class PortsResponse(ResponseModel):
@@ -546,6 +550,16 @@ async def get_usage(sandbox: str, request: Request) -> Response:
 
 @router.get("/{sandbox}/ports", responses=documented_response(PortsResponse, "The listening ports."))
 async def list_ports(sandbox: str, request: Request) -> Response:
-    """List TCP ports on which programs in a sandbox listen. Ports of Sandlot itself are left out."""
-    found = await get_node(request).sandboxes.ports(get_principal(request), sandbox)
-    return json_response(PortsResponse(ports=[PortResponse(port=each.port, address=each.address) for each in found]))
+    """List TCP ports on which programs in a sandbox listen, with the URLs of their previews. Ports of Sandlot itself are left out."""
+    node, principal = get_node(request), get_principal(request)
+    found = await node.sandboxes.ports(principal, sandbox)
+    previews: PreviewAddresses | None = request.app.state.previews
+    address = await previews.require_address() if previews is not None and previews.is_enabled and found else None
+
+    def url(port: int) -> str | None:
+        if address is None:
+            return None
+        signed = node.previews.sign(principal, sandbox, port, DEFAULT_PREVIEW_LIFETIME_S)
+        return address.url(SandboxId(sandbox), port, None if signed.public else signed.value)
+
+    return json_response(PortsResponse(ports=[PortResponse(port=each.port, address=each.address, url=url(each.port)) for each in found]))

@@ -296,7 +296,7 @@ async def test_listening_ports_are_listed_without_the_service_port(http: httpx.A
         async for line in ran.aiter_lines():
             if line == "event: output":
                 break
-        assert (await http.get(f"{url}/ports")).json() == {"ports": [{"port": 8000, "address": "127.0.0.1"}]}
+        assert (await http.get(f"{url}/ports")).json() == {"ports": [{"port": 8000, "address": "127.0.0.1", "url": None}]}
     assert (await http.get("/v1/sandboxes/sb-none/ports")).status_code == 404
 
 

@@ -1,0 +1,1 @@
+"""Previews: a listener that forwards HTTP requests to servers inside sandboxes."""
