@@ -8,7 +8,6 @@ import dataclasses
 import os
 import signal
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from sandlot.model.ports import Change, ExitReason, Instance
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox
 from sandlot.testing.drivers.leftovers import leftovers
-from tests.support.onhost import group, processes, status
+from tests.support.onhost import group, members_of, network_namespaces, processes, status
 from tests.support.until import until
 
 KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
@@ -70,32 +69,10 @@ async def test_processes_are_confined_on_the_host(harness: DriverHarness) -> Non
         waiting.cancel()
 
 
-def network_namespaces() -> set[Path]:
-    """Return the network namespaces in which processes of the host are."""
-    found = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names, not paths
-        with suppress(OSError):
-            found.add(Path(f"/proc/{name}/ns/net").readlink())
-    return found
-
-
-def members_of(harness: DriverHarness) -> dict[int, Path]:
-    """Return the processes of the host that see the state directory of the harness in mounts of their own, each with its network namespace."""
-    found = {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):  # noqa: PTH208 - names, not paths
-        with suppress(OSError):
-            namespace = Path(f"/proc/{pid}/ns/net").readlink()
-            if namespace != Path("/proc/self/ns/net").readlink() and str(harness.data_dir) in Path(f"/proc/{pid}/mountinfo").read_text(
-                errors="replace"
-            ):
-                found[pid] = namespace
-    return found
-
-
 async def test_network_namespace_and_card_end_with_killed_processes(harness: DriverHarness) -> None:
     cards = socket.if_nameindex()
     prepared = await harness.new_driver().prepare(harness.shape())
-    ((stage, of_stage),) = members_of(harness).items()
+    ((stage, of_stage),) = members_of(harness.data_dir).items()
     async with harness.sandbox() as sandbox:
         keeper, first = processes(harness, sandbox.instance).keeper.pid, processes(harness, sandbox.instance).sandbox.pid
         own = Path(f"/proc/{first}/ns/net").readlink()

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.drivers.oci.driver import OciDriver
-from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.oci.snapshots import manifest
-from sandlot.drivers.registry import DriverSettings
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import new_node_id
@@ -22,13 +19,12 @@ from sandlot.model.ports import Driver, Instance
 from sandlot.model.specs import Limits, RootFs
 from sandlot.testing.drivers.cleanup import CleanupSuite
 from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
+from sandlot.testing.drivers.isolation import IsolationSuite
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
+from sandlot.testing.drivers.network import OWN_ADDRESS, NetworkSuite
 from sandlot.testing.drivers.snapshots import SnapshotSuite
 from sandlot.testing.drivers.suite import DriverSuite, DriverSuiteWithoutSnapshots
-
-
-def _without_control(name: str, settings: DriverSettings) -> OciDriver:
-    return OciDriver(name, settings, Runsc(lambda: dataclasses.replace(find_runsc(), has_control=False)))
+from tests.support.command_line import open_without_control
 
 
 @pytest.fixture(scope="session")
@@ -104,22 +100,32 @@ class TestGvisor(DriverSuite):
 
 
 class GvisorByItsCommandLine:
-    """gVisor through its command line, which every release of runsc has. :class:`TestGvisor` uses the faster control socket of this release."""
+    """gVisor through its command line, which every release of runsc has, and with a network that runsc copies.
+
+    :class:`TestGvisor` uses the faster control socket of this release.
+    """
 
     @pytest.fixture
     def harness(self, root: RootFs, tmp_path: Path) -> DriverHarness:
-        return DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=_without_control)
+        return DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=open_without_control)
 
 
 class TestGvisorByItsCommandLine(GvisorByItsCommandLine, CleanupSuite):
-    """One test in every run; ``test_gvisor_snapshots.py`` has another."""
+    """Some tests in every run; ``test_gvisor_snapshots.py`` has another."""
 
+    test_connections_reach_the_host_by_name_or_address = NetworkSuite.test_connections_reach_the_host_by_name_or_address
+    test_network_of_the_host_is_not_reachable = IsolationSuite.test_network_of_the_host_is_not_reachable
     test_snapshot_of_a_paused_sandbox_leaves_it_paused = SnapshotSuite.test_snapshot_of_a_paused_sandbox_leaves_it_paused
 
 
 @pytest.mark.soak
-class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, SnapshotSuite):
-    """All tests of snapshots."""
+class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, DriverSuite):
+    """All tests, with one difference."""
+
+    async def test_programs_find_the_address_of_the_card(self, harness: DriverHarness) -> None:
+        """The copied device of loopback type has all addresses, so gVisor takes every destination for an own address."""
+        async with harness.sandbox() as sandbox:
+            assert (await sandbox.python(f"import socket\n{OWN_ADDRESS}")).stdout == "8.8.8.8\n"
 
 
 class TestContainer(DriverSuiteWithoutSnapshots):

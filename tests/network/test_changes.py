@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sandlot import Network, Sandbox
+from tests.network.conftest import COPIED
 from tests.support.internet import Internet, Server, http_reply
 from tests.support.localservice import LocalService
 from tests.support.network_client import Client
 
 ADDRESS, PATIENCE_S = "23.9.0.1", 60
 ALLOWED = ["db.example.com:5432", "api.example.com"]
-ON_GVISOR = pytest.mark.parametrize("isolation", ["gvisor"], indirect=True, scope="module")
+ON_GVISOR = pytest.mark.parametrize("isolation", ["gvisor", pytest.param(COPIED, marks=pytest.mark.soak)], indirect=True, scope="module")
 """For tests that save memory, which containers cannot."""
 BLOCKED = """
 import errno, socket, time

@@ -53,7 +53,7 @@ class ProbeResult:
 
     Args:
         ok: True if the capability is available.
-        reason: If the capability is missing, the reason and the fix, for people.
+        reason: If the capability is missing, the reason and the fix, for people. If it is available with restrictions, these.
     """
 
     ok: bool
@@ -102,7 +102,7 @@ class Capabilities:
         return result is not None and result.ok
 
     def why_not(self, capability: DriverCapability) -> str:
-        """Return the reason why a capability is missing."""
+        """Return the reason why a capability is missing, or how it is restricted."""
         result = self.results.get(capability)
         return f"the {self.driver} driver does not support {capability}" if result is None else result.reason
 

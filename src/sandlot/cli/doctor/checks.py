@@ -299,7 +299,7 @@ def check_driver(can: Capabilities) -> Finding:
     from sandlot.model.errors import HostError
     from sandlot.model.ports import DriverCapability
 
-    parts = tuple(Part(ability.value, can.can(ability), "" if can.can(ability) else can.why_not(ability)) for ability in DriverCapability)
+    parts = tuple(Part(ability.value, can.can(ability), can.why_not(ability)) for ability in DriverCapability)
     facts = {"runtime": can.runtime and asdict(can.runtime)}
     detail = str(can.runtime or "no runtime")
     try:

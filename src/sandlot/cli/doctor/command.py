@@ -85,7 +85,8 @@ def _finding_lines(finding: Finding, width: int) -> list[str]:
         output.append(f"{beneath}  {finding.fix}")
     if finding.group == "isolation" and not finding.ok:  # the reason of the failure says enough
         return output
-    return output + [f"{beneath}- {part.name}: {part.detail}" for part in finding.parts if part.ok is False and part.detail]
+    is_shown = finding.group == "isolation"  # an available capability may have restrictions
+    return output + [f"{beneath}- {part.name}: {part.detail}" for part in finding.parts if part.detail and (is_shown or part.ok is False)]
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

@@ -25,6 +25,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -33,6 +34,7 @@ from sandlot.drivers.oci.container.runtime import Crun
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.host_resources import SandboxHostResources, new_folder_prefix
 from sandlot.drivers.oci.instance import OciInstance
+from sandlot.drivers.oci.network_cards import NetworkCards
 from sandlot.drivers.oci.paths import SandboxFolder, is_ref, new_ref, node_group, runtimes_folder, sandboxes_folder, saved_images
 from sandlot.drivers.oci.prepared import OciPreparedSandbox, unusable_error
 from sandlot.drivers.oci.probe import Probe
@@ -80,9 +82,8 @@ class OciDriver:
         self._builds = RuntimeBuilds(runtime, runtimes_folder(settings.data_dir))
         self._layout: Layout | None = None
         self._disks: dict[int, disk_images.DiskTemplate] = {}
-        self._with_card: set[str] = set()
-        """Digests of the programs whose sandboxes get a network card on this host."""
-        self._probe = Probe(self, self._builds, runtime, self._sandboxes)
+        self._cards = NetworkCards(runtime)
+        self._probe = Probe(self, self._builds, runtime, self._cards, self._sandboxes)
 
     def probe(self) -> Capabilities:
         """Return the capabilities of this driver on this host (``probe.py``). The first call takes about a second."""
@@ -132,7 +133,9 @@ class OciDriver:
         if not (shape.root.tree / "").is_dir():
             raise InternalError(f"The root file system {shape.root.tree} does not exist.")
         program = await run_blocking(self._builds.current if snapshot is None else partial(self._build_of, snapshot))
-        has_card = await run_blocking(self._has_card, program)
+        has_card = (await run_blocking(self._cards.probe, program)).ok
+        if not has_card:
+            program = replace(program, copies_network=False)
         resources = self._hold(new_ref(self._settings.node, self._settings.ids))
         try:
             first_id = await self._prepare(resources, shape, program, has_card=has_card)
@@ -153,12 +156,6 @@ class OciDriver:
         if not result.ok or manifest is None:
             raise unusable_error(result.reason)
         return self._builds.get(manifest.runtime_sha256)
-
-    def _has_card(self, program: Program) -> bool:
-        """Return whether sandboxes of a program get a network card on this host. A card that was possible once is not tried again."""
-        if program.sha256 not in self._with_card and not self._runtime.card_problem(program):
-            self._with_card.add(program.sha256)
-        return program.sha256 in self._with_card
 
     async def _prepare(self, resources: SandboxHostResources, shape: Shape, program: Program, *, has_card: bool) -> int | None:
         """Create all resources of a prepared sandbox. Return the first user id of the sandbox's range, or None if the runtime needs no ranges."""

@@ -225,7 +225,7 @@ class OciPreparedSandbox:
 
     def _write_bundle(self, spec: SandboxSpec | None, record: Record) -> None:
         self._resources.write_intent(record)
-        config = self._runtime.config(self._shape, spec, self._first_id, self._volumes, has_card=self._has_card)
+        config = self._runtime.config(self._program, self._shape, spec, self._first_id, self._volumes, has_card=self._has_card)
         self._resources.folder.config.write_text(json.dumps(config), encoding="utf-8")
 
     def _running(self, started: Started) -> RunningOciRuntime:

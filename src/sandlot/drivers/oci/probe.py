@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sandlot.drivers.oci.network_cards import NetworkCards
 from sandlot.drivers.oci.runtime import Runtime
 from sandlot.drivers.oci.runtime_builds import RuntimeBuilds
 from sandlot.host.blocking import call_in_own_thread
@@ -64,13 +65,15 @@ class Probe:
         driver: Driver to probe. The probe calls the driver from an event loop of its own.
         builds: Builds of the driver's runtime.
         runtime: The driver's runtime.
+        cards: Network cards of the driver's sandboxes.
         folder: Folder in which the probe creates its files.
     """
 
-    def __init__(self, driver: Driver, builds: RuntimeBuilds, runtime: Runtime, folder: Path) -> None:
+    def __init__(self, driver: Driver, builds: RuntimeBuilds, runtime: Runtime, cards: NetworkCards, folder: Path) -> None:
         self._driver = driver
         self._builds = builds
         self._runtime = runtime
+        self._cards = cards
         self._folder = folder / f".probe-{driver.name}"  # this name is not a ref, so sweeps ignore the folder
         self._lock = threading.Lock()
         self._known: Capabilities | None = None
@@ -84,7 +87,8 @@ class Probe:
         with self._lock:
             known = self._known
             if known is None or not known.can(DriverCapability.BOOT) or self._may_retry_snapshots(known):
-                known = self._known = _keep_available(try_capabilities(self._driver, self._builds, self._runtime, self._folder), known)
+                found = try_capabilities(self._driver, self._builds, self._runtime, self._cards, self._folder)
+                known = self._known = _keep_available(found, known)
                 self._known_since_s = time.monotonic()
             return known
 
@@ -128,13 +132,16 @@ def make_tiny_root(folder: Path) -> RootFs:
     return RootFs("tiny", folder)
 
 
-def try_capabilities(driver: Driver, builds: RuntimeBuilds, runtime: Runtime, folder: Path) -> Capabilities:
+def try_capabilities(driver: Driver, builds: RuntimeBuilds, runtime: Runtime, cards: NetworkCards, folder: Path) -> Capabilities:
     """Try all capabilities of a driver and return the results. Blocks for about a second.
+
+    If sandboxes do not start with a network that the runtime copies, they are tried without a network card.
 
     Args:
         driver: Driver to try. It is called from an event loop in another thread.
         builds: Builds of the driver's runtime.
         runtime: The driver's runtime.
+        cards: Network cards of the driver's sandboxes.
         folder: Folder for the probe's files; removed afterwards.
     """
     info: RuntimeInfo | None = None
@@ -150,12 +157,12 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, runtime: Runtime, fo
                 code=ErrorCode.HOST_NOT_READY,
                 hint="Enable them on the kernel's command line, or mount their hierarchies below /sys/fs/cgroup.",
             )
-        shutil.rmtree(folder, ignore_errors=True)  # left by a killed probe
-        folder.mkdir(mode=0o700, parents=True)
-        reason = runtime.card_problem(program)
-        results[DriverCapability.NETWORK] = ProbeResult(ok=not reason, reason=reason)
-        # A separate thread is used, because the caller's thread may have a running event loop.
-        call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
+        try:
+            _try_in_folder(driver, folder, results, cards.probe(program))
+        except HostError as error:
+            if not cards.give_up(program, error.message):
+                raise
+            _try_in_folder(driver, folder, results, cards.probe(program))
     except (SandlotError, OSError) as error:
         # TimeoutError is an OSError without a message.
         timed_out = f"No sandbox ran within {_TIMEOUT_S:g} s: the machine may be overloaded, or {info or 'the runtime'} does not work on it."
@@ -164,6 +171,14 @@ def try_capabilities(driver: Driver, builds: RuntimeBuilds, runtime: Runtime, fo
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Capabilities(driver=driver.name, runtime=info, results=results)
+
+
+def _try_in_folder(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult], card: ProbeResult) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed or failed probe
+    folder.mkdir(mode=0o700, parents=True)
+    results[DriverCapability.NETWORK] = card
+    # A separate thread is used, because the caller's thread may have a running event loop.
+    call_in_own_thread(lambda: asyncio.run(_try_all(driver, folder, results)))
 
 
 async def _try_all(driver: Driver, folder: Path, results: dict[DriverCapability, ProbeResult]) -> None:

@@ -16,7 +16,7 @@ from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
-from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange, ProbeResult
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 OCI_VERSION = "1.0.2"
@@ -45,6 +45,8 @@ class Program:
         source: Origin of the program, for people (:func:`sandlot.host.programs.find_source`).
         limits_disk: True if the program limits the disk itself. Otherwise the program gets a file system of the right size.
         has_control: True if this version of Sandlot can use the program's control socket. Otherwise its command line is used.
+        copies_network: True if the program copies the addresses and the NAT table of the network namespace in which it is started. The driver clears
+            this field on a host that cannot create them.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Program:
     source: str = ""
     limits_disk: bool = False
     has_control: bool = False
+    copies_network: bool = False
 
 
 _MAX_MESSAGE_CHARS = 400
@@ -192,11 +195,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def card_problem(self, program: Program) -> str:
-        """Return the reason why sandboxes of a program get no network card on this host; empty if they get one.
-
-        May block for some milliseconds.
-        """
+    def probe_card(self, program: Program) -> ProbeResult:
+        """Return whether sandboxes of a program get a network card on this host. May block for some milliseconds."""
         ...
 
     def boots_with_engine(self, program: Program) -> bool:
@@ -236,11 +236,12 @@ class Runtime(Protocol):
         ...
 
     def config(
-        self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = (), *, has_card: bool
+        self, program: Program, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = (), *, has_card: bool
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded.
 
         Args:
+            program: Program of the runtime with which the sandbox will be started.
             shape: Root filesystem and limits of the sandbox.
             spec: Spec of the sandbox. None for a prepared sandbox, which requires a runtime that supports snapshots.
             first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.

@@ -58,6 +58,25 @@ def card(name: str, address: str, table: bytes) -> None:
     _bring_up(name.encode(), IFF_NOARP)
     head = bytes((socket.AF_INET, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_LINK, RTN_UNICAST)) + _number(0)
     _route(RTM_NEWROUTE, head + _attribute(RTA_OIF, _number(index)))
+    _replace_nat(table)
+
+
+def loopback_card(address: str, table: bytes) -> None:
+    """Give the loopback device a second address whose network is all of IPv4, and replace the table ``nat`` of this network namespace.
+
+    A runtime that copies the device gets a route for every destination. The kernel itself gets none, so nothing else changes in this namespace.
+
+    Args:
+        address: IPv4 address, in dotted form.
+        table: As for :func:`card`.
+    """
+    packed = socket.inet_aton(address)
+    head = bytes((socket.AF_INET, 0, 0, 0)) + _number(socket.if_nametoindex("lo"))
+    _route(RTM_NEWADDR, head + _attribute(IFA_ADDRESS, packed) + _attribute(IFA_LOCAL, packed))
+    _replace_nat(table)
+
+
+def _replace_nat(table: bytes) -> None:
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
     try:
         replace_ip_table(raw.fileno(), table)

@@ -12,7 +12,7 @@ import resource
 import sys
 
 # Imports are relative, because the stage runs without the package sandlot.
-from .network import card, private_network
+from .network import card, loopback_card, private_network
 from .syscalls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
@@ -358,7 +358,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     operation.__name__: operation
     for operation in (
         *(join, private_mounts, forget, tmpfs, hub, umask, mkdir, file, bind, ids, idmapped, overlay),
-        *(disk, oom_score, limit, skip_membarrier, private_network, card),
+        *(disk, oom_score, limit, skip_membarrier, private_network, card, loopback_card),
     )
 }
 SOURCES = {"bind", "disk", "idmapped"}

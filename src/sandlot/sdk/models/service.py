@@ -29,7 +29,7 @@ class DriverCapability:
 
     Args:
         ok: True if the capability is available.
-        reason: Reason if it is not.
+        reason: Reason if it is not, or its restrictions.
     """
 
     ok: bool

@@ -147,7 +147,7 @@ async def get_version(request: Request) -> Response:
 
 @router.get("/v1/capabilities", responses=documented_response(CapabilitiesResponse, "Abilities, as found by probes."))
 async def get_capabilities(request: Request) -> Response:
-    """Get the abilities of all drivers on this host, with the reason for each missing one."""
+    """Get the abilities of all drivers on this host, with the reason for each missing one and the restrictions of the others."""
     found = await get_node(request).service.capabilities()
     return json_response(
         CapabilitiesResponse(

@@ -38,6 +38,12 @@ def error(work):
         return type(raised).__name__
     return "no error"
 """
+OWN_ADDRESS = """
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+    client.connect(("8.8.8.8", 443))
+    print(client.getsockname()[0])
+"""
+"""Program that prints its own address, in the way in which Ray and Dask find it: it connects a UDP socket, and sends nothing."""
 
 
 class Destinations:
@@ -125,11 +131,15 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
     client.settimeout(PATIENCE_S)
     client.connect(("8.8.8.8", 443))
     client.send(b"hello")
-    print(client.getsockname()[0], error(lambda: client.recv(1)))
+    print(error(lambda: client.recv(1)))
 print(error(lambda: connect("2001:db8::1", 443)))
 """
         async with _booted(harness, Destinations()) as sandbox:
-            assert (await _python(sandbox, code)).splitlines() == [f"{schema.NETWORK_ADDRESS} ConnectionRefusedError", "OSError"]
+            assert (await _python(sandbox, code)).splitlines() == ["ConnectionRefusedError", "OSError"]
+
+    async def test_programs_find_the_address_of_the_card(self, harness: DriverHarness) -> None:
+        async with _booted(harness, Destinations()) as sandbox:
+            assert await _python(sandbox, OWN_ADDRESS) == schema.NETWORK_ADDRESS
 
 
 _WAITING = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sandlot.cli.doctor.checks import Report
 from sandlot.cli.doctor.command import lines
 from sandlot.host.checks.finding import Finding, Part
@@ -36,3 +38,10 @@ def test_the_lines_name_what_is_missing_and_what_to_do() -> None:
         "Sandboxes cannot run: see the lines that begin with NO.",
     ]
     assert lines(Report((FINE,)))[-1] == "Sandboxes can run."
+
+
+def test_lines_name_the_restrictions_of_a_driver() -> None:
+    parts = (Part("boot", ok=True), Part("network", ok=True, detail="runsc copies the network"))
+    found = Finding("gvisor", ok=True, detail="runsc 1", group="isolation", parts=parts)
+    assert [line.strip() for line in lines(Report((found,)))][1:3] == ["ok  gvisor  runsc 1", "- network: runsc copies the network"]
+    assert "copies" not in "".join(lines(Report((replace(found, group="kernel"),))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -53,13 +54,27 @@ def test_settings_and_flags_of_the_card() -> None:
     in_sandbox_network(work)
 
 
-def test_host_that_cannot_create_a_card_is_told_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert network_card.find_card_problem() == ""
+def test_copied_card_is_an_address_of_the_loopback_device_without_a_route() -> None:
+    def work() -> tuple[list[str], list[str], int]:
+        network.private_network(())
+        network.loopback_card(NETWORK_ADDRESS, nat_table())
+        with socket.create_server((NETWORK_ADDRESS, 0)) as server, socket.create_connection(server.getsockname()):
+            server.accept()[0].close()
+        with socket.socket(type=socket.SOCK_DGRAM) as client:
+            unreachable = client.connect_ex(("198.18.0.1", 53))
+        return names(), Path("/proc/thread-self/net/route").read_text().splitlines()[1:], unreachable
+
+    assert call_in_own_thread(work) == (["lo"], [], errno.ENETUNREACH)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_host_that_cannot_create_a_card_is_told_the_reason(is_copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    assert network_card.find_card_problem(is_copied=is_copied) == ""
 
     def refuse(_descriptor: int, _table: bytes) -> None:
         raise OSError(92, "Protocol not available")
 
     monkeypatch.setattr(network, "replace_ip_table", refuse)
-    problem = network_card.find_card_problem()
+    problem = network_card.find_card_problem(is_copied=is_copied)
     assert "iptable_nat" in problem
     assert "Protocol not available" in problem

@@ -28,7 +28,7 @@ from sandlot.host.launcher import Operation, Started
 from sandlot.host.network_card import find_card_problem
 from sandlot.host.programs import content_sha256, find_programs, find_source
 from sandlot.model.errors import HostError, InternalError, UnsupportedError
-from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange, ProbeResult
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = (1, 8)
@@ -98,9 +98,10 @@ class Crun:
         """
         return self.locate()
 
-    def card_problem(self, program: Program) -> str:  # noqa: ARG002 - part of the interface
-        """Return the reason why sandboxes get no network card on this host; empty if they get one."""
-        return find_card_problem()
+    def probe_card(self, program: Program) -> ProbeResult:  # noqa: ARG002 - part of the interface
+        """Return whether this host can create the network card."""
+        problem = find_card_problem()
+        return ProbeResult(ok=not problem, reason=problem)
 
     def boots_with_engine(self, program: Program) -> bool:  # noqa: ARG002 - part of the interface
         """Return False: one command of crun boots a sandbox."""
@@ -132,7 +133,14 @@ class Crun:
         return stage_plan(inputs)
 
     def config(
-        self, shape: Shape, spec: SandboxSpec | None, first_id: int | None, volumes: Sequence[Attachment] = (), *, has_card: bool
+        self,
+        program: Program,  # noqa: ARG002 - part of the interface
+        shape: Shape,
+        spec: SandboxSpec | None,
+        first_id: int | None,
+        volumes: Sequence[Attachment] = (),
+        *,
+        has_card: bool,
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         if first_id is None or spec is None:

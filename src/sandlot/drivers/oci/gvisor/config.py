@@ -48,7 +48,7 @@ mount(2). This gives an attacker nothing new: in gVisor, as in Linux, every user
 NET_ADMIN, because there is no network; SYS_MODULE, SYS_RAWIO, SYS_BOOT, SYS_TIME and others, because gVisor does not implement what they allow."""
 
 
-def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bool) -> dict[str, Any]:
+def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bool, netns: str = "") -> dict[str, Any]:
     """Return the configuration of one sandbox.
 
     Args:
@@ -56,6 +56,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bo
         limits: Limits of the sandbox's control group.
         has_hub: True if the root file system has a directory for volumes.
         has_card: True if the sandbox gets a network card that leads to the guest.
+        netns: Path of the network namespace that runsc copies; empty: runsc copies none.
     """
     capabilities = list(CAPABILITIES)
     return {
@@ -100,7 +101,10 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bo
         ],
         "linux": {
             "cgroupsPath": str(VIEW_GROUP),
-            "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")],
+            "namespaces": [
+                {"type": "network", "path": netns} if kind == "network" and netns else {"type": kind}
+                for kind in ("pid", "network", "ipc", "uts", "mount")
+            ],
             "resources": {
                 "memory": {"limit": limits.memory_bytes},
                 "cpu": {"quota": cpu_quota_us(limits.cpus), "period": CPU_PERIOD_US},

@@ -19,8 +19,10 @@ from sandlot.drivers.oci.paths import (
 from sandlot.drivers.oci.runtime import CORE_BYTES, RuntimePlanInputs
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launcher import Operation
+from sandlot.host.nat_table import nat_table
 from sandlot.host.programs import date_of_version
 from sandlot.model.specs import MAX_VOLUMES, Limits
+from sandlot.protocol.schema import NETWORK_ADDRESS
 
 KERNEL_OOM_SCORE = 1000
 STUB_OOM_SCORE = 1
@@ -38,6 +40,10 @@ guest enforces ``Limits.pids``, so this limit is normally not reached."""
 LAZY_MEMBARRIER_DATE = "2026-08-01"
 """Earlier releases of runsc register for membarrier(2) whenever they start, seven times for each sandbox. Each registration waits 8 to 13 ms for the
 host's kernel (RCU), and the platform systrap needs none. Later releases register when they first need it."""
+
+SYSTEM_NETWORK = "/proc/sys/net"
+"""Folder that is hidden from runsc. The release of July 2024 takes a namespace for that of the host if the folder has ``core/rmem_default``, and does
+not run there. Linux 6.18 shows this file in every network namespace."""
 
 _SHOWN_CONTROLLERS = (
     *("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb"),
@@ -65,9 +71,12 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("oom_score", str(STUB_OOM_SCORE)),
         # A runtime that crashes must not write memory of tenants to a core file on the host.
         ("limit", "RLIMIT_CORE", CORE_BYTES, CORE_BYTES),
+        # A network namespace of its own, without a way out, that runsc copies to its own network stack. Its processes enter the namespace.
+        *([("private_network", ()), ("loopback_card", NETWORK_ADDRESS, nat_table())] if inputs.program.copies_network else []),
         ("private_mounts",),
         ("forget", str(volume_mounts(folder.path.parent.parent))),
         ("tmpfs", VIEW_MOUNT, "mode=0700,size=1m"),
+        *([("tmpfs", SYSTEM_NETWORK, "mode=0555,size=4k")] if inputs.program.copies_network else []),
         ("hub", VIEW_VOLUMES, MAX_VOLUMES + 1),  # the last folder belongs to no volume (host/volume_disks.py, detach)
         *_shown_cgroups(limits),
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,9 +27,10 @@ from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import GroupMemory
 from sandlot.host.launcher import Operation, Started
+from sandlot.host.network_card import find_card_problem
 from sandlot.host.programs import content_sha256, date_of_version, find_programs, find_source, run_program
 from sandlot.model.errors import HostError
-from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange
+from sandlot.model.ports import Attachment, DriverCapability, HeadroomRange, ProbeResult
 from sandlot.model.specs import Limits, SandboxSpec, Shape
 
 MIN_RELEASE = 20240729
@@ -41,6 +42,14 @@ INSTALL_HINT = (
 
 CONTROL_RELEASES = frozenset((20240729,))
 """Releases whose control socket was tested. Its protocol is internal to runsc and may change with every release."""
+NETNS = "/proc/self/ns/net"
+"""Network namespace of the stage, in which runsc is started."""
+_COPY_FLAGS = ("--network=sandbox", "--reproduce-nat")
+"""Flags with which runsc copies the devices of loopback type and the NAT table of its network namespace when it starts or restores a sandbox."""
+COPIED_NOTE = (
+    "runsc copies the network from a namespace of the host, because the control socket of this release was not tested; "
+    "programs that ask for their own address by connecting a UDP socket get the address of the destination"
+)
 CARD_HINT = "Install a release whose control socket was tested: 20240729, which is in the backports of Debian 12."
 
 _UNSUPPORTED: Mapping[DriverCapability, str] = MappingProxyType({})
@@ -51,11 +60,12 @@ def release_date(version: str) -> int:
     return int(date_of_version(version).replace("-", "") or 0)
 
 
-def find_runsc(search_path: str | None = None) -> Program:
+def find_runsc(search_path: str | None = None, *, control_releases: Collection[int] = CONTROL_RELEASES) -> Program:
     """Return the newest runsc on PATH and its features. Takes some tens of milliseconds.
 
     Args:
         search_path: Folders, separated by colons. None: PATH of this process.
+        control_releases: Releases whose control socket is used.
 
     Raises:
         HostError: No runsc is installed, or all installed versions are too old.
@@ -72,16 +82,22 @@ def find_runsc(search_path: str | None = None) -> Program:
     if date < MIN_RELEASE:
         raise HostError(f"{file} is version {version}; at least {MIN_RELEASE} is needed.", hint=INSTALL_HINT)
     # "memory" instead of "dir=": an old release would take everything after "dir=" for a path, and would not refuse it.
-    tried = run_program(file, "--overlay2=root:memory,size=16777216", "--version")
+    limits_disk = _accepts(file, "--overlay2=root:memory,size=16777216")
+    has_control = date in control_releases
     return Program(
         "runsc",
         file,
         content_sha256(file),
         version,
         find_source(file),
-        limits_disk=tried.returncode == 0,
-        has_control=release_date(version) in CONTROL_RELEASES,
+        limits_disk=limits_disk,
+        has_control=has_control,
+        copies_network=not has_control and _accepts(file, *_COPY_FLAGS),
     )
+
+
+def _accepts(file: Path, *arguments: str) -> bool:
+    return run_program(file, *arguments, "--version").returncode == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +129,20 @@ class Runsc:
         """
         return self.locate()
 
-    def card_problem(self, program: Program) -> str:
-        """Return the reason why sandboxes get no network card; empty if they get one. Only the control socket can create the card."""
-        return "" if program.has_control else f"runsc {program.version} cannot give sandboxes a network card. {CARD_HINT}"
+    def probe_card(self, program: Program) -> ProbeResult:
+        """Return whether sandboxes get a network card.
+
+        The control socket creates the card without help of the host. With other releases, the host creates a namespace that runsc copies.
+        """
+        if program.has_control:
+            return ProbeResult(ok=True)
+        if not program.copies_network:
+            return ProbeResult(ok=False, reason=f"runsc {program.version} cannot give sandboxes a network card. {CARD_HINT}")
+        problem = find_card_problem(is_copied=True)
+        return ProbeResult(ok=not problem, reason=problem or COPIED_NOTE)
 
     def boots_with_engine(self, program: Program) -> bool:
-        """Return True if sandboxes have a network card: ``runsc run`` would start the guest without the card."""
+        """Return True if the control socket creates the network card: ``runsc run`` would start the guest without the card."""
         return program.has_control
 
     def group_limits(self, limits: Limits) -> GroupLimits:
@@ -143,6 +167,7 @@ class Runsc:
 
     def config(
         self,
+        program: Program,
         shape: Shape,
         spec: SandboxSpec | None,  # noqa: ARG002 - part of the interface
         first_id: int | None,  # noqa: ARG002
@@ -152,7 +177,8 @@ class Runsc:
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
         has_hub = (shape.root.tree / HUB.strip("/")).is_dir()
-        return oci_config(shape, group_limits(shape.limits), has_hub=has_hub, has_card=has_card)
+        netns = NETNS if program.copies_network else ""
+        return oci_config(shape, group_limits(shape.limits), has_hub=has_hub, has_card=has_card, netns=netns)
 
     def run_argv(self, program: Program, ref: str, disk_bytes: int) -> tuple[str, ...]:
         """Return the command that starts a sandbox. The command ends as soon as the sandbox is running."""
@@ -200,7 +226,7 @@ def flags(program: Program, disk_bytes: int) -> tuple[str, ...]:
         "--log-format=json",
         f"--panic-log={VIEW_FOLDER}/panic.log",
         "--platform=systrap",
-        "--network=none",
+        *(_COPY_FLAGS if program.copies_network else ("--network=none",)),
         # The process that executes the tenant's system calls has uid 65534 and no direct access to host files.
         "--directfs=false",
         "--host-uds=none",

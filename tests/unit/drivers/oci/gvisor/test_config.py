@@ -39,6 +39,13 @@ def test_guest_of_a_sandbox_with_a_card_is_told_so() -> None:
     assert json.loads(json.dumps(with_card)) == config(), "no capability and no namespace differs"
 
 
+def test_namespace_that_runsc_copies_is_the_only_difference() -> None:
+    copied = oci_config(SHAPE, group_limits(LIMITS), has_hub=True, has_card=False, netns="/proc/self/ns/net")
+    (network,) = (each for each in copied["linux"]["namespaces"] if each["type"] == "network")
+    assert network.pop("path") == "/proc/self/ns/net"
+    assert json.loads(json.dumps(copied)) == config()
+
+
 def test_dangerous_capabilities_are_omitted() -> None:
     capabilities = config()["process"]["capabilities"]
     assert set(capabilities) == {"bounding", "effective", "permitted"}

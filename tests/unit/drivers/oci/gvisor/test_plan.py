@@ -11,6 +11,7 @@ from sandlot.drivers.oci.gvisor.plan import group_limits, stage_plan
 from sandlot.drivers.oci.paths import SandboxFolder
 from sandlot.drivers.oci.runtime import Program, RuntimePlanInputs
 from sandlot.host.launcher import Operation
+from sandlot.host.nat_table import nat_table
 from sandlot.model.specs import MIB, Limits, RootFs, Shape
 
 SHAPE = Shape(RootFs("x", Path("/cache/roots/x/tree")), Limits(cpus=1.5, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64))
@@ -64,6 +65,18 @@ def test_task_limit_of_the_host_is_above_that_of_the_guest() -> None:
     assert (limits.memory_bytes, limits.cpus) == (256 * MIB, 1.5)
     # Measured: two host tasks for each guest process, about 50 for the runtime itself.
     assert limits.pids > 2 * SHAPE.limits.pids + 100
+
+
+def test_runtime_that_copies_its_network_gets_a_namespace_of_its_own() -> None:
+    assert not {"private_network", "loopback_card"} & {operation[0] for operation in plan()}
+
+    copied = plan(program=replace(PROGRAM, copies_network=True))
+    names = [operation[0] for operation in copied]
+    assert names.index("join") < names.index("private_network") < names.index("loopback_card") < names.index("private_mounts")
+    assert ("loopback_card", "192.0.2.2", nat_table()) in copied
+    assert [operation for operation in copied if operation not in plan() and operation[0] == "tmpfs"] == [
+        ("tmpfs", "/proc/sys/net", "mode=0555,size=4k")
+    ]
 
 
 @pytest.mark.parametrize("version, skips", [("0.0~20240729.0", True), ("release-20260622.0", True), ("release-20260803.0", False)])

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.drivers.oci.gvisor import runtime
 from sandlot.drivers.oci.gvisor.runtime import MIN_RELEASE, Runsc, find_runsc, release_date
 from sandlot.drivers.oci.runtime import Program
 from sandlot.host.launcher import Started
 from sandlot.host.process_identity import identify
 from sandlot.model.errors import HostError
+from sandlot.model.ports import ProbeResult
+from sandlot.model.specs import MIB, Limits, RootFs, Shape
+
+LIMITS = Limits(cpus=1.0, memory_bytes=256 * MIB, disk_bytes=64 * MIB, pids=64)
 
 
 def runsc(folder: Path, version: str, *, limits_disk: bool = False, code: int = 0) -> Path:
@@ -88,11 +93,46 @@ def test_kernel_of_a_sandbox_is_the_first_that_the_host_kills_for_memory() -> No
         process.wait()
 
 
-def test_card_needs_a_release_with_a_tested_control_socket() -> None:
+def test_card_needs_a_tested_control_socket_or_a_network_that_runsc_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {"is_copied": "This host cannot create a network card."}
+    monkeypatch.setattr(runtime, "find_card_problem", lambda *, is_copied: problems["is_copied"] if is_copied else pytest.fail("needs no device"))
     program = Program("runsc", Path("/usr/bin/runsc"), "0" * 64, "release-20270101.0")
-    assert program.version in Runsc().card_problem(program)
+    found = Runsc().probe_card(program)
+    assert not found.ok
+    assert program.version in found.reason
     assert not Runsc().boots_with_engine(program)
 
     tested = dataclasses.replace(program, has_control=True)
-    assert Runsc().card_problem(tested) == ""
+    assert Runsc().probe_card(tested) == ProbeResult(ok=True)
     assert Runsc().boots_with_engine(tested)
+
+    copying = dataclasses.replace(program, copies_network=True)
+    assert Runsc().probe_card(copying) == ProbeResult(ok=False, reason=problems["is_copied"])
+    problems["is_copied"] = ""
+    assert Runsc().probe_card(copying) == ProbeResult(ok=True, reason=runtime.COPIED_NOTE)
+    assert not Runsc().boots_with_engine(copying)
+
+
+@pytest.mark.parametrize("flag, copies", [("--nothing", True), ("--network=sandbox", False)])
+def test_network_is_copied_by_releases_that_accept_the_flags_and_have_no_tested_control_socket(
+    tmp_path: Path,
+    flag: str,
+    copies: bool,  # noqa: FBT001 - a case
+) -> None:
+    file = runsc(tmp_path, "release-20270101.0")
+    text = file.read_text()
+    file.write_text(text.replace("\n", f'\ncase "$*" in *{flag}*) exit 2;; esac\n', 1))
+    found = find_runsc(str(tmp_path))
+    assert (found.has_control, found.copies_network) == (False, copies)
+
+    found = find_runsc(str(tmp_path), control_releases=(20270101,))
+    assert (found.has_control, found.copies_network) == (True, False)
+
+
+def test_network_is_that_of_the_stage_only_if_runsc_copies_it() -> None:
+    program = Program("runsc", Path("/usr/bin/runsc"), "00", "x", copies_network=True)
+    argv, shape = Runsc().create_argv(program, "ab27-aaaaaaaaaaaaaaaa", 64 << 20), Shape(RootFs("x", Path("/cache/tree")), LIMITS)
+    assert {"--network=sandbox", "--reproduce-nat"} <= set(argv)
+    assert "--network=none" not in argv
+    (network,) = (each for each in Runsc().config(program, shape, None, None, has_card=True)["linux"]["namespaces"] if each["type"] == "network")
+    assert network["path"] == "/proc/self/ns/net", "without a path, runsc could run in the host's namespace"
