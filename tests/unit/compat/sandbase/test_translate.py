@@ -29,6 +29,10 @@ def test_unsupported_create_options_are_refused() -> None:
     assert translate.timeout_s(None) == 300
 
 
+def test_ports_are_private() -> None:
+    assert not translate.create_params(body(allowInternetAccess=True), KNOWN).public_ports
+
+
 @cases("allow, network", [(None, MOST_OPEN), (True, MOST_OPEN), (False, NetworkPolicy(NetworkMode.NONE))])
 def test_internet_access_is_as_open_as_it_is_allowed(allow: bool | None, network: NetworkPolicy | NetworkUpTo) -> None:  # noqa: FBT001 - a field
     assert translate.create_params(body(allowInternetAccess=allow), KNOWN).network == network
