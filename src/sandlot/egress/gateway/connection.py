@@ -399,14 +399,20 @@ class Connection:
                     await self._send(http.take_rest()[0])
                     await self._copy_program()
                     return
-            elif isinstance(part, h11.ConnectionClosed):
-                if http.is_over:
-                    raise _OverError
+            elif part == "over" or isinstance(part, h11.ConnectionClosed):
+                await self._end_requests(http)
                 return
             else:
                 await self._pass_request(http, part)
                 if isinstance(part, h11.EndOfMessage):
                     http.start_next_cycle()
+
+    async def _end_requests(self, http: HttpRelay) -> None:
+        """Drop what follows the last request of the connection."""
+        while await self._receive():
+            pass
+        if http.is_over:
+            raise _OverError
 
     async def _receive_request(self, http: HttpRelay) -> None:
         if http.is_in_head and self._head_until_s is None:

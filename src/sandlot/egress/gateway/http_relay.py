@@ -26,7 +26,7 @@ _SWITCHING: Final = 101
 _HAS_NO_BODY: Final = frozenset({204, 304})
 
 RequestPart = h11.Request | h11.Data | h11.EndOfMessage | h11.ConnectionClosed
-Pending = Literal["needs_data", "paused"]
+Pending = Literal["needs_data", "paused", "over"]
 ResponsePart = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage | h11.ConnectionClosed
 
 
@@ -54,11 +54,16 @@ class HttpRelay:
         self._program.receive_data(data)
 
     def next_request_part(self) -> RequestPart | Pending:
-        """Return the next part of the program's requests. ``paused``: the response to the last request comes first.
+        """Return the next part of the program's requests.
+
+        ``paused``: the response to the last request comes first. ``over``: the last request was the last one of its connection, and nothing that
+        follows belongs to it.
 
         Raises:
             h11.RemoteProtocolError: The request is malformed.
         """
+        if self._program.their_state is h11.MUST_CLOSE:
+            return "over"
         return cast("RequestPart | Pending", _part(self._program.next_event()))
 
     @property

@@ -47,6 +47,35 @@ async def test_nothing_behind_a_refused_request_reaches_the_server() -> None:
         assert server.bytes == get("/a", host)
 
 
+@pytest.mark.parametrize("rest", [b"\r\n", b"garbage" * 20_000, get("/a", "other.test")], ids=["line", "garbage", "request"])
+@pytest.mark.parametrize("version, more", [("1.0", ""), ("1.1", "Connection: close\r\n")])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
+async def test_last_request_gets_its_response_and_what_follows_is_dropped(version: str, more: str, rest: bytes, *, at_once: bool) -> None:
+    released = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        await released.wait()
+        writer.write(OK)
+        writer.write_eof()
+        await reader.read(65536)
+
+    async with serving(answer) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        program = world.connect("allowed.test", server.port)
+        request = f"POST / HTTP/{version}\r\nHost: allowed.test:{server.port}\r\nContent-Length: 1\r\n{more}\r\nx".encode()
+        await program.send(request + (rest if at_once else b""))
+        await server.read_until(b"\r\n\r\nx")
+        if not at_once:
+            await program.send(rest)
+        released.set()
+        received = await program.read_all()
+        assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert received.endswith(b"\r\n\r\nok")
+        assert not program.was_reset
+        assert bytes(server.bytes).endswith(b"\r\n\r\nx")
+        assert world.reasons == []
+
+
 async def test_other_host_is_refused_also_in_a_later_request() -> None:
     async with serving(web) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
         host = f"allowed.test:{server.port}"
