@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Final
 
+from starlette.requests import HTTPConnection
+
 from sandlot.core.node import Node
 from sandlot.model.access import Principal, Quota
 from sandlot.model.errors import ErrorCode, LimitError
@@ -27,6 +29,7 @@ from sandlot.model.sandboxes import (
 )
 from sandlot.model.specs import MAX_TIMEOUT_S, User
 from sandlot.model.states import State
+from sandlot.web.dependencies import get_preview_address
 
 VENDOR_KEY: Final = "sandlot.api"
 """Label whose value is the name of the compatibility API that created the sandbox."""
@@ -200,3 +203,9 @@ def append_line(text: str, line: str) -> str:
 def rfc3339_ms(at: datetime) -> str:
     """Return a time in UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``."""
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def preview_domain(request: HTTPConnection) -> str | None:
+    """Return the domain of the previews of the service, with the port if it is not the default; None if there are no previews."""
+    address = await get_preview_address(request)
+    return None if address is None else address.authority

@@ -136,6 +136,21 @@ class VendorErrorDetails:
     retry_after_s: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxServers:
+    """Servers inside sandboxes whose place an API takes: its clients send their requests to ``PORT-SANDBOX.DOMAIN``, the host of a preview.
+
+    Args:
+        ports: Ports of the servers.
+        owns: Function that returns whether a path, without the prefix of the API, belongs to these servers.
+        headers: Function that returns the headers by which the routes of the API know the sandbox and the port. They replace those of the client.
+    """
+
+    ports: Collection[int]
+    owns: Callable[[str], bool]
+    headers: Callable[[str, int], list[tuple[bytes, bytes]]]
+
+
 class PrefixRouter(APIRouter):
     """Routes below a prefix. All paths below the prefix belong to them, also unknown ones.
 
@@ -171,6 +186,7 @@ class VendorApi:
         authenticate: Returns the principal of a request that has a credential of the vendor's client, which this service issued, in place of an API
             key; None if the request has none. The argument is the ASGI scope; the body has not been read.
         webhook_payload: Returns the payload of an event for the vendor's webhooks. None: the vendor has no webhooks.
+        servers: Servers inside sandboxes whose place the API takes. None: there are none.
         headers: Returns additional headers of an error that the vendor's client reads. ``Retry-After`` is sent in any case if the time is known.
     """
 
@@ -183,6 +199,7 @@ class VendorApi:
     root_router: APIRouter | None = None
     authenticate: Callable[[Mapping[str, Any], Node], Awaitable[Principal | None]] | None = None
     webhook_payload: Callable[[EventRecord], Mapping[str, Any]] | None = None
+    servers: SandboxServers | None = None
     headers: Callable[[VendorErrorDetails], Mapping[str, str]] = lambda _: {}
 
     @cached_property

@@ -36,6 +36,7 @@ from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService, control_groups, open_service
 from sandlot.server.preview.listener import PreviewListener
 from sandlot.server.settings import Settings
+from sandlot.server.vendors import VENDORS
 from sandlot.web import listener, websocket
 from sandlot.web.connections import ConnectionShares
 from sandlot.web.request_turns import RequestTurns
@@ -166,10 +167,11 @@ class Server(uvicorn.Server):
         """Connections on TCP, with the share of each address and key."""
         local_connections = ConnectionShares(connections, now_s, shared=False)
         slices, turns = SliceTurns(), RequestTurns()
-        self.previews = PreviewListener(service.settings, service.node, turns, max_connections=connections, local=local)
+        self.previews = PreviewListener(service.settings, service.node, VENDORS, turns, max_connections=connections, local=local)
         http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local_connections, turns=slices)
         ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=slices)
         app: ASGIApp = create_app(service, turns, self.previews)
+        self.previews.app = app
         if service.settings.low_latency == "on":
             app = _keep_awake(app)
         config = uvicorn.Config(

@@ -15,7 +15,7 @@ from sandlot.model.ids import SANDBOX_ID
 from sandlot.web.errors import BodyRefusedError
 from sandlot.web.json_body import JsonRoute
 from sandlot.web.listener import HUNG_UP
-from sandlot.web.preview_urls import PreviewAddresses, no_previews
+from sandlot.web.preview_urls import PreviewAddress, PreviewAddresses, no_previews
 from sandlot.web.streaming import wait_for_disconnect
 
 HANGUP_POLL_S = 0.5
@@ -49,6 +49,12 @@ def get_previews(request: HTTPConnection) -> PreviewAddresses:
     if previews is None or not previews.is_enabled:
         raise no_previews()
     return previews
+
+
+async def get_preview_address(request: HTTPConnection) -> PreviewAddress | None:
+    """Return the address of the previews of the service; None if it has none. A local service opens its listener first."""
+    previews: PreviewAddresses | None = request.app.state.previews
+    return await previews.require_address() if previews is not None and previews.is_enabled else None
 
 
 async def get_sandbox_id(request: HTTPConnection, id_or_name: str) -> str:

@@ -14,5 +14,6 @@ API = VendorApi(
     help="docs/how-to/move-from-e2b.md of Sandlot lists the supported calls of E2B.",
     root_router=routes.root_router,
     authenticate=access.authenticate,
+    servers=access.SERVERS,
     headers=errors.headers,
 )

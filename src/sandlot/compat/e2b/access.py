@@ -19,6 +19,7 @@ from starlette.requests import HTTPConnection
 
 from sandlot.compat.common import is_ending
 from sandlot.compat.e2b.envd import signed_urls
+from sandlot.compat.vendor import SandboxServers
 from sandlot.core.node import Node
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError, UnsupportedError
@@ -45,6 +46,16 @@ _SIGNED: Final = frozenset({FILES, PREFIX + FILES})
 _FOUND: Final = "e2b.sandbox"
 """Key in the state of a request: id of the sandbox whose token authenticated the request. It takes precedence over the header."""
 _TOKENS = tuple(name.encode() for name in TOKENS)
+
+
+def _server_headers(sandbox: str, port: int) -> list[tuple[bytes, bytes]]:
+    return [(SANDBOX.encode(), sandbox.encode()), (PORT.encode(), str(port).encode())]
+
+
+SERVERS: Final = SandboxServers(
+    ports=frozenset({int(ENVD_PORT), int(INTERPRETER_PORT)}), owns=lambda path: is_inside(PREFIX + path), headers=_server_headers
+)
+"""Servers of E2B in a sandbox. Clients of the code interpreter before 2.9 always send requests to ``49999-SANDBOX.DOMAIN``."""
 
 
 async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None:

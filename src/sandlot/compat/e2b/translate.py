@@ -211,9 +211,15 @@ def _unsupported(what: str, hint: str, field: str) -> UnsupportedError:
 # -- responses ------------------------------------------------------------------------------------------------------
 
 
-def created_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
-    """Return the object of a sandbox that a client has created or connected to, with the token for its inside."""
-    return {**_identity(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": None}
+def created_sandbox(sandbox: SandboxInfo, token: str, domain: str | None) -> dict[str, Any]:
+    """Return the object of a sandbox that a client has created or connected to.
+
+    Args:
+        sandbox: The sandbox.
+        token: Token for the inside of the sandbox, which also opens its previews.
+        domain: Domain of previews, from which the client computes ``get_host``. None: the client uses the domain of its configuration.
+    """
+    return {**_identity(sandbox), "envdAccessToken": token, "trafficAccessToken": token, "domain": domain}
 
 
 def listed_sandbox(sandbox: SandboxInfo) -> dict[str, Any]:
@@ -232,12 +238,12 @@ def listed_sandbox(sandbox: SandboxInfo) -> dict[str, Any]:
     }
 
 
-def detailed_sandbox(sandbox: SandboxInfo, token: str) -> dict[str, Any]:
-    """Return the object of a single sandbox, with the token for its inside."""
+def detailed_sandbox(sandbox: SandboxInfo, token: str, domain: str | None) -> dict[str, Any]:
+    """Return the object of a single sandbox, with the token for its inside and the domain of previews."""
     return {
         **listed_sandbox(sandbox),
         "envdAccessToken": token,
-        "domain": None,
+        "domain": domain,
         **network_object(sandbox.spec),
         "lifecycle": {"autoResume": sandbox.spec.auto_resume, "onTimeout": "kill" if sandbox.spec.on_timeout is OnTimeout.KILL else "pause"},
     }

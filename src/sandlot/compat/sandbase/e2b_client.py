@@ -36,7 +36,7 @@ async def create_sandbox(body: E2bCreateSandboxRequest, request: Request) -> Res
     """Create a sandbox. If the client disconnects before the response, the sandbox is removed."""
     node, principal = get_node(request), get_principal(request)
     sandbox = await cancel_on_disconnect(request, operations.create_sandbox(node, principal, body))
-    return e2b_json_response(operations.with_token(node, principal, sandbox), 201)
+    return e2b_json_response(await operations.with_token(request, sandbox), 201)
 
 
 @router.get("/v2/sandboxes")
@@ -58,5 +58,5 @@ async def connect(sandbox: str, request: Request, body: ResumeRequest | None = N
     timeout_s = translate.timeout_s(None if body is None else body.timeout)
     if translate.is_paused(found):
         resumed = await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
-        return e2b_json_response(operations.with_token(node, principal, resumed), 201)
-    return e2b_json_response(operations.with_token(node, principal, await extend_timeout(node, principal, found, timeout_s)))
+        return e2b_json_response(await operations.with_token(request, resumed), 201)
+    return e2b_json_response(await operations.with_token(request, await extend_timeout(node, principal, found, timeout_s)))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from sandlot.compat.common import find_live_sandbox
+from sandlot.compat.common import find_live_sandbox, preview_domain
 from sandlot.compat.sandbase import translate
 from sandlot.compat.sandbase.schemas import CreateSandboxRequest
 from sandlot.core.node import Node
@@ -23,15 +23,17 @@ from sandlot.model.files import Entry
 from sandlot.model.records import WebhookRecord
 from sandlot.model.sandboxes import SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
+from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.multipart import FormFields, Upload, read_upload
 
 UPLOADS: Final = "/tmp/.sandlot-upload-"  # noqa: S108 - a path in a sandbox
 """Prefix of temporary files of uploads whose form names the destination after the content."""
 
 
-def with_token(node: Node, principal: Principal, sandbox: SandboxInfo) -> dict[str, Any]:
+async def with_token(request: Request, sandbox: SandboxInfo) -> dict[str, Any]:
     """Return the sandbox object for a client that has created or connected to the sandbox: with the token of E2B's client."""
-    return translate.sandbox_object(sandbox, node.tokens.sandbox_token(principal, sandbox.id))
+    token = get_node(request).tokens.sandbox_token(get_principal(request), sandbox.id)
+    return translate.sandbox_object(sandbox, token, await preview_domain(request))
 
 
 async def create_sandbox(node: Node, principal: Principal, body: CreateSandboxRequest) -> SandboxInfo:

@@ -42,7 +42,7 @@ async def create_sandbox(body: CreateSandboxRequest, request: Request) -> Respon
     """Create a sandbox. If the client disconnects before the response, the sandbox is removed."""
     node, principal = get_node(request), get_principal(request)
     sandbox = await cancel_on_disconnect(request, operations.create_sandbox(node, principal, body))
-    return e2b_json_response(operations.with_token(node, principal, sandbox), 201)
+    return e2b_json_response(await operations.with_token(request, sandbox), 201)
 
 
 @router.get("/sandboxes")
@@ -60,11 +60,11 @@ async def get_sandbox(sandbox: str, request: Request) -> Response:
     """Return a sandbox. A sandbox that ended by itself is returned as long as its record is kept, except to E2B's client."""
     node, principal = get_node(request), get_principal(request)
     if e2b_client.is_sender(request):
-        return e2b_json_response(operations.with_token(node, principal, await find_live_sandbox(node, principal, sandbox)))
+        return e2b_json_response(await operations.with_token(request, await find_live_sandbox(node, principal, sandbox)))
     found = await find_sandbox(node, principal, sandbox)
     if translate.is_deleted(found):
         raise found.ended_error()
-    return e2b_json_response(translate.sandbox_object(found) if found.is_over else operations.with_token(node, principal, found))
+    return e2b_json_response(translate.sandbox_object(found) if found.is_over else await operations.with_token(request, found))
 
 
 @router.delete("/sandboxes/{sandbox}")
@@ -89,7 +89,7 @@ async def resume_sandbox(sandbox: str, request: Request, body: ResumeRequest | N
     """Resume a sandbox and restart its timeout, or set a new timeout."""
     node, principal = get_node(request), get_principal(request)
     timeout_s = None if body is None or body.timeout is None else translate.timeout_s(body.timeout)
-    return e2b_json_response(operations.with_token(node, principal, await operations.resume(node, principal, sandbox, timeout_s)))
+    return e2b_json_response(await operations.with_token(request, await operations.resume(node, principal, sandbox, timeout_s)))
 
 
 @router.post("/sandboxes/{sandbox}/timeout")

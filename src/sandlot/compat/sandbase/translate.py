@@ -152,12 +152,13 @@ def create_params(body: CreateSandboxRequest, known: Collection[str]) -> CreateS
     )
 
 
-def sandbox_object(sandbox: SandboxInfo, token: str | None = None) -> dict[str, Any]:
+def sandbox_object(sandbox: SandboxInfo, token: str | None = None, domain: str | None = None) -> dict[str, Any]:
     """Return the object of a sandbox.
 
     Args:
         sandbox: The sandbox.
         token: Token with which E2B's client accesses the inside of the sandbox. None: the object has no token.
+        domain: Domain of previews, from which E2B's client computes ``get_host``. None: the client uses the domain of its configuration.
     """
     limits = sandbox.spec.limits
     return {
@@ -173,7 +174,7 @@ def sandbox_object(sandbox: SandboxInfo, token: str | None = None) -> dict[str, 
         "memoryMB": limits.memory_bytes // MIB,
         "diskSizeMB": limits.disk_bytes // MIB,
         "envdVersion": ENVD_VERSION,
-        "domain": None,
+        "domain": domain,
         **({} if token is None else {"envdAccessToken": token}),
     }
 

@@ -102,5 +102,4 @@ def preview_denied() -> AuthenticationError:
 
 
 def _access(live: Sandbox, principal: Principal, port: int) -> PreviewAccess:
-    host = (live.spec.mask_request_host or "localhost:${PORT}").replace("${PORT}", str(port))
-    return PreviewAccess(principal, live.id, port, host, live.state in _OPEN)
+    return PreviewAccess(principal, live.id, port, live.spec.request_host(port), live.state in _OPEN)

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, Protocol
 
 import h11
 import structlog
+from starlette.types import ASGIApp
 
+from sandlot.compat.vendor import VendorApi
 from sandlot.core.node import Node
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.previews import PreviewAccess
 from sandlot.server.preview import forwarding
+from sandlot.server.preview.app_exchange import AppExchange, AppRequest, decoded_path, find_app_request
 from sandlot.server.preview.client_stream import ClientStream
 from sandlot.server.preview.forwarding import Client, Headers, PreviewRequest
 from sandlot.server.preview.program_connection import ProgramConnection, ProgramConnections
@@ -57,6 +61,8 @@ class Forwarder(Protocol):
     address: PreviewAddress
     programs: ProgramConnections
     turns: RequestTurns
+    app: ASGIApp
+    vendors: Sequence[VendorApi]
 
     def client_of(self, peer: str, headers: Headers, *, is_tls: bool) -> Client:
         """Return the client of a request, which a trusted proxy may have forwarded."""
@@ -90,8 +96,13 @@ class ClientConnection:
                 self._share.begin_request()
                 self._share.count_for_address(request.headers)
                 peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._is_tls)
+                app_request = self._find_app_request(request)
                 try:
-                    await _Exchange(self, self._stream, self._forwarder, request, peer).run()
+                    if app_request is None:
+                        await _Exchange(self, self._stream, self._forwarder, request, peer).run()
+                    else:
+                        await AppExchange(self._http, self._stream, self._forwarder.app).run(request, app_request, peer, STALL_TIMEOUT_S)
+                        await self.drain()
                 finally:
                     self._share.end_request()
                 if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
@@ -130,6 +141,11 @@ class ClientConnection:
         """
         if data := self._http.send(event):
             await self._stream.write(data, STALL_TIMEOUT_S)
+
+    def _find_app_request(self, request: h11.Request) -> AppRequest | None:
+        headers: Headers = list(request.headers)
+        host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+        return find_app_request(host, decoded_path(request.target), headers, self._forwarder.address, self._forwarder.vendors)
 
     async def drain(self) -> None:
         """Read and drop the rest of a body whose request was answered before its end: a client that is cut off seldom reads the response."""

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import structlog
+from starlette.types import ASGIApp
 
+from sandlot.compat.vendor import VendorApi
 from sandlot.core.node import Node
 from sandlot.model.errors import HostError, InvalidRequestError, UnavailableError
 from sandlot.server.preview.client_stream import ClientStream
@@ -43,12 +47,15 @@ class PreviewListener:
     Args:
         settings: Settings of the operator.
         node: Services of the node.
+        vendors: Compatibility APIs, some of which take the place of servers inside sandboxes.
         turns: Turns of the requests of the service, in which the requests of previews have their part.
         max_connections: Largest number of connections.
         local: True for a local service, which opens the listener on demand.
     """
 
-    def __init__(self, settings: Settings, node: Node, turns: RequestTurns, *, max_connections: int, local: bool) -> None:
+    def __init__(
+        self, settings: Settings, node: Node, vendors: Sequence[VendorApi], turns: RequestTurns, *, max_connections: int, local: bool
+    ) -> None:
         self._settings = settings
         self._local = local
         self._opening = asyncio.Lock()
@@ -58,6 +65,9 @@ class PreviewListener:
         self._shares = ConnectionShares(max_connections, now_s, trusted_proxies=settings.trusted_proxies)
         self.node = node
         self.turns = turns
+        self.vendors = vendors
+        self.app: ASGIApp
+        """App of the service, to which requests for compatibility APIs are passed. Set before the listener is opened."""
         self.programs = ProgramConnections(lambda access: node.tunnels.connect(access.principal, access.sandbox, access.port), now_s)
         self.address: PreviewAddress
         """Address of the previews, once the listener is open."""
@@ -124,7 +134,8 @@ class PreviewListener:
                 raise
             bound = listener.tcp_socket(host, 0)  # another program has taken the port
         port = self.bound_port = bound.getsockname()[1]
-        self.address = settings.preview_domain or PreviewAddress("http" if tls is None else "https", LOCALHOST, port)
+        address = settings.preview_domain or PreviewAddress("http", LOCALHOST, port)
+        self.address = address if tls is None else replace(address, scheme="https")
         if self._local:
             with suppress(OSError):
                 (settings.data_dir / PORT_FILE).write_text(str(port))

@@ -43,9 +43,8 @@ from sandlot.model.specs import (
 )
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
-from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_preview_address, get_principal
 from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel, Text, Texts, json_response
-from sandlot.web.preview_urls import PreviewAddresses
 
 MAX_FILE_IDS = 100
 """Maximum number of stored files that a create request copies into the sandbox."""
@@ -553,8 +552,7 @@ async def list_ports(sandbox: str, request: Request) -> Response:
     """List TCP ports on which programs in a sandbox listen, with the URLs of their previews. Ports of Sandlot itself are left out."""
     node, principal = get_node(request), get_principal(request)
     found = await node.sandboxes.ports(principal, sandbox)
-    previews: PreviewAddresses | None = request.app.state.previews
-    address = await previews.require_address() if previews is not None and previews.is_enabled and found else None
+    address = await get_preview_address(request) if found else None
 
     def url(port: int) -> str | None:
         if address is None:

@@ -17,6 +17,7 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.previews import PreviewAccess, preview_label
 from sandlot.server.preview.listener import PreviewListener
 from sandlot.server.settings import Settings
+from sandlot.server.vendors import VENDORS
 from sandlot.web.request_turns import RequestTurns
 
 SANDBOX = SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa")
@@ -282,7 +283,7 @@ async def preview_world(folder: Path, **settings: Any) -> AsyncGenerator[World]:
     for program in world.programs.values():
         await program.start()
     chosen = Settings(**{"data_dir": folder, "preview_port": 0, **settings})
-    world.listener = PreviewListener(chosen, node, RequestTurns(), max_connections=MAX_CONNECTIONS, local=False)
+    world.listener = PreviewListener(chosen, node, VENDORS, RequestTurns(), max_connections=MAX_CONNECTIONS, local=False)
     try:
         await world.listener.open()
         world.port = world.listener.bound_port

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from sandlot.compat.common import extend_timeout, find_live_sandboxes
+from sandlot.compat.common import extend_timeout, find_live_sandboxes, preview_domain
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.schemas import (
     ConnectRequest,
@@ -89,9 +89,10 @@ def as_control_error(sandbox: str) -> Iterator[None]:
         raise ConflictError(error.message, code=ErrorCode.CONFLICT, hint="Connect to the sandbox first.", fields=error.fields) from None
 
 
-def with_token(node: Node, sandbox: SandboxInfo) -> dict[str, Any]:
+async def with_token(request: Request, sandbox: SandboxInfo) -> dict[str, Any]:
     """Return the object of a sandbox that a client has created or connected to."""
-    return translate.created_sandbox(sandbox, node.tokens.sandbox_token(OPERATOR, sandbox.id))
+    token = get_node(request).tokens.sandbox_token(OPERATOR, sandbox.id)
+    return translate.created_sandbox(sandbox, token, await preview_domain(request))
 
 
 @router.post("/v2/sandboxes")
@@ -109,7 +110,7 @@ async def create_sandbox_legacy(body: CreateSandboxRequest, request: Request, id
 async def _create(body: CreateSandboxRequest, request: Request, timeout_s: float, key: str | None) -> Response:
     node = get_node(request)
     sandbox = await cancel_on_disconnect(request, _create_sandbox(node, get_principal(request), body, timeout_s, key))
-    return e2b_json_response(with_token(node, sandbox), 201)
+    return e2b_json_response(await with_token(request, sandbox), 201)
 
 
 async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxRequest, timeout_s: float, key: str | None) -> SandboxInfo:
@@ -170,7 +171,7 @@ async def get_sandbox(sandbox: str, request: Request) -> Response:
     """Return a sandbox."""
     node, principal = get_node(request), get_principal(request)
     found = await find(node, principal, sandbox)
-    return e2b_json_response(translate.detailed_sandbox(found, node.tokens.sandbox_token(principal, found.id)))
+    return e2b_json_response(translate.detailed_sandbox(found, node.tokens.sandbox_token(principal, found.id), await preview_domain(request)))
 
 
 @router.delete("/sandboxes/{sandbox}")
@@ -278,4 +279,4 @@ async def _connect(sandbox: str, request: Request, options: ConnectRequest, seco
             await node.sandboxes.resume(principal, found.id, timeout_s=timeout_s)
         else:
             await extend_timeout(node, principal, found, timeout_s)
-    return e2b_json_response(with_token(node, found), 201 if is_paused else 200)
+    return e2b_json_response(await with_token(request, found), 201 if is_paused else 200)

@@ -54,7 +54,7 @@ async def fork_sandbox(sandbox: str, request: Request, body: ForkRequest | None 
     params = ForkParams(count=options.count, metadata=dict(found.metadata), timeout_s=timeout_s)
     with as_control_error(sandbox):
         children = await cancel_on_disconnect(request, node.sandboxes.fork(principal, found.id, params))
-    return e2b_json_response([{"sandbox": with_token(node, child)} for child in children], 201)
+    return e2b_json_response([{"sandbox": await with_token(request, child)} for child in children], 201)
 
 
 def _snapshot_object(record: SnapshotRecord) -> dict[str, object]:
