@@ -18,7 +18,7 @@ from sandlot.core.resources.reservations import BUSY_RETRY_AFTER_S, OvercommitCo
 from sandlot.egress.policy.addresses import Address, Network, is_reachable_network
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, UnavailableError, UnsupportedError
-from sandlot.model.network import NetworkMode, NetworkPolicy, NetworkUpTo, parse_rule, rule_error
+from sandlot.model.network import NetworkMode, NetworkPolicy, NetworkUpTo, rule_error
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.sandboxes import AUTO, PURPOSE_KEY
 from sandlot.model.specs import MAX_TIMEOUT_S
@@ -214,7 +214,7 @@ def _check_rules(policy: NetworkPolicy, limits: NetworkLimits) -> None:
     """Refuse entries that cannot be enforced, and entries that allow addresses which sandboxes may not reach."""
     positions: Counter[bool] = Counter()
     for entry in policy.entries:
-        rule, position = parse_rule(entry.rule), positions[entry.allow]
+        rule, position = entry.parsed, positions[entry.allow]
         positions[entry.allow] += 1
         if rule.port == HTTPS_PORT and (rule.methods or rule.path):
             raise rule_error(

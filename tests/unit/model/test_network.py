@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sandlot.model import network
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import (
     MAX_ENTRIES,
@@ -228,6 +229,14 @@ def test_modes_are_ordered_from_least_to_most_open() -> None:
     modes = [NetworkMode.NONE, NetworkMode.PACKAGES, NetworkMode.ALLOWLIST, NetworkMode.INTERNET]
     for number, mode in enumerate(modes):
         assert [other for other in modes if mode.exceeds(other)] == modes[:number]
+
+
+def test_rule_of_an_entry_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = NetworkEntry(allow=True, rule="get API.Example.local:8080/v1/")
+    policy = NetworkPolicy(NetworkMode.ALLOWLIST, (entry,))
+    assert entry.parsed == parse_rule(entry.rule)
+    monkeypatch.setattr(network, "parse_rule", None)
+    assert local_domains(policy) == ("api.example.local",)
 
 
 def test_entry_stores_the_canonical_text_of_its_rule() -> None:

@@ -15,7 +15,7 @@ from sandlot.compat.common import TEMPLATE_KEY, VENDOR_KEY, client_metadata, rfc
 from sandlot.compat.e2b.control.schemas import CreateSandboxRequest, NetworkOptions, UpdateNetworkRequest
 from sandlot.compat.e2b_conventions import CLIENT_ID, ENVD_VERSION, NEVER, PAUSED, RUNNING
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, UnsupportedError
-from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
+from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, UpdateSandboxParams, check_reserved_names
 from sandlot.model.specs import MIB, OnTimeout, SandboxSpec, VolumeMount
 from sandlot.model.states import State
@@ -169,7 +169,7 @@ def network_policy(*, allow: bool | None, network: NetworkOptions | None) -> Net
     is_closed = allow is False or ALL_TRAFFIC in (options.deny_out or ())
     entries = network_entries([_rule(rule) for rule in options.allow_out or () if rule != ALL_TRAFFIC], denied, allow_first=True)
     for entry in entries:
-        if isinstance(parse_rule(entry.rule).host, str) and not (entry.allow and is_closed):
+        if isinstance(entry.parsed.host, str) and not (entry.allow and is_closed):
             raise InvalidRequestError(
                 f"The name {entry.rule!r} is {'allowed although all traffic is' if entry.allow else 'denied'}.",
                 hint=f"Pass deny_out=['{ALL_TRAFFIC}'] with names in allow_out." if entry.allow else "Pass addresses and CIDR blocks in deny_out.",

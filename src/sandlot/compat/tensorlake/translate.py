@@ -34,7 +34,7 @@ from sandlot.compat.tensorlake.control.schemas import (
 )
 from sandlot.model.access import Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError
-from sandlot.model.network import MOST_OPEN, NetworkEntry, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
+from sandlot.model.network import MOST_OPEN, NetworkEntry, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries
 from sandlot.model.pools import PoolInfo
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, SandboxInfo, UpdateSandboxParams
@@ -102,7 +102,7 @@ def network_policy(options: NetworkOptions | None) -> NetworkPolicy | NetworkUpT
     entries = tuple(map(_all_ports, network_entries(options.allow_out, options.deny_out)))
     if not options.allow_out:
         return NetworkUpTo(NetworkPolicy(NetworkMode.INTERNET, entries)) if options.allow_internet_access else NetworkPolicy(NetworkMode.NONE)
-    if not options.allow_internet_access and any(entry.allow and isinstance(parse_rule(entry.rule).host, str) for entry in entries):
+    if not options.allow_internet_access and any(entry.allow and isinstance(entry.parsed.host, str) for entry in entries):
         raise not_possible(
             "A host name in allow_out with allow_internet_access=False", "Pass allow_internet_access=True: with allow_out, it opens only DNS."
         )
@@ -111,7 +111,7 @@ def network_policy(options: NetworkOptions | None) -> NetworkPolicy | NetworkUpT
 
 def _all_ports(entry: NetworkEntry) -> NetworkEntry:
     """Return an entry for all ports: a port in a rule of Tensorlake does not limit the rule."""
-    rule = parse_rule(entry.rule)
+    rule = entry.parsed
     return NetworkEntry(entry.allow, str(replace(rule, port="*" if isinstance(rule.host, str) else None)))
 
 

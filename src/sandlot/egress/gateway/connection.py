@@ -17,25 +17,24 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
 import h11
 
-from sandlot.egress.gateway.activity import ActivityLog, Traffic
+from sandlot.egress.gateway.access import Access
+from sandlot.egress.gateway.activity import Traffic
 from sandlot.egress.gateway.checks import check_hello, check_request
 from sandlot.egress.gateway.client_hello import ClientHello, HelloResult, parse_client_hello
 from sandlot.egress.gateway.first_bytes import HTTP_2, Protocol, recognise
 from sandlot.egress.gateway.hello_retry import MAX_RESPONSE_BYTES, EarlyRecords, Response, parse_response
 from sandlot.egress.gateway.http_relay import HttpRelay
-from sandlot.egress.gateway.rate import RateLimit
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT, http_response
-from sandlot.egress.outbound.connector import ConnectionFailedError, Connector
+from sandlot.egress.outbound.connector import ConnectionFailedError
 from sandlot.egress.policy.addresses import Address
-from sandlot.egress.policy.decisions import Content, Permission, PolicyDecisions
+from sandlot.egress.policy.decisions import Content, Permission
 from sandlot.egress.policy.destinations import Destination
 from sandlot.egress.policy.refusals import Refusal
 from sandlot.link.services import GuestStream
@@ -92,26 +91,6 @@ class _CutError(Exception):
 
 class _OverError(Exception):
     """An HTTP connection has ended after its last response."""
-
-
-@dataclass(slots=True)
-class Access:
-    """State that all connections of one sandbox share.
-
-    Args:
-        decisions: Present policy of the sandbox.
-        rate: Rate limit of the bytes in both directions.
-        connects: Limits the connections that are being opened.
-        on_refused: Called with each refusal, and the step that has failed.
-    """
-
-    sandbox: str
-    connector: Connector
-    decisions: PolicyDecisions
-    activity: ActivityLog
-    rate: RateLimit | None
-    connects: asyncio.Semaphore
-    on_refused: Callable[[Refusal, str], object]
 
 
 class Connection:

@@ -12,12 +12,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from sandlot.egress.gateway.access import Access
 from sandlot.egress.gateway.activity import ActivityLog
-from sandlot.egress.gateway.connection import Access, Connection
 from sandlot.egress.gateway.dns import TYPES, MakeResolver, look_up, system_resolver
 from sandlot.egress.gateway.rate import RateLimit
 from sandlot.egress.outbound.connector import Connector
@@ -29,6 +29,9 @@ from sandlot.model.network import MAX_NAME_CHARS, NetworkPolicy
 from sandlot.model.network_activity import NetworkActivity, NetworkRefusal, RefusalReason
 from sandlot.protocol import schema
 from sandlot.protocol.schema import MOST_PORT
+
+if TYPE_CHECKING:
+    from sandlot.egress.gateway.connection import Connection
 
 MAX_CONNECTIONS: Final = 1024
 """Maximum number of connections of one sandbox."""
@@ -151,6 +154,8 @@ class GatewayNetwork:
             self._on_refused(destination)
             stream.reset("forbidden", "The connection was refused.")
             return
+        from sandlot.egress.gateway.connection import Connection  # noqa: PLC0415 - parsers of HTTP and TLS, which take 15 ms to import
+
         connection = Connection(stream, destination, self._access)
         self._connections.add(connection)
         self._gateway.open_connections += 1

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from sandlot.egress.policy.addresses import Address
 from sandlot.egress.policy.destinations import Destination
 from sandlot.egress.policy.refusals import Refusal
-from sandlot.model.network import DEFAULT_PORTS, NetworkMode, NetworkPolicy, NetworkRule, parse_rule
+from sandlot.model.network import DEFAULT_PORTS, NetworkMode, NetworkPolicy, NetworkRule
 from sandlot.model.network_activity import RefusalReason
 
 _LOCAL_DOMAINS: Final = (".internal", ".local")
@@ -67,7 +67,7 @@ class PolicyDecisions:
 
     def __init__(self, policy: NetworkPolicy) -> None:
         self.policy = policy
-        self._entries = [(entry.allow, parse_rule(entry.rule)) for entry in policy.entries]
+        self._entries = [(entry.allow, entry.parsed) for entry in policy.entries]
         self._by_name: dict[str, list[int]] = {}
         """Names of rules -> positions of their entries."""
         self._of_networks: list[int] = []

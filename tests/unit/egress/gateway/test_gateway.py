@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -27,6 +29,11 @@ def hello(name: str | None) -> bytes:
     body = b"\3\3" + bytes(32) + b"\0" + b"\0\2\x13\x01" + b"\1\0" + len(extensions).to_bytes(2, "big") + extensions
     message = b"\1" + len(body).to_bytes(3, "big") + body
     return b"\x16\3\1" + len(message).to_bytes(2, "big") + message
+
+
+def test_start_of_a_service_imports_no_parser() -> None:
+    program = "import sys, sandlot.egress.gateway.gateway; print(sorted({'h11', 'dns', 'sandlot.egress.gateway.connection'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name, passes", [("allowed.test", True), ("ALLOWED.TEST", True), ("other.test", False), (None, False)])
