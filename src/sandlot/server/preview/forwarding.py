@@ -310,10 +310,15 @@ def _is_from_own_page(method: bytes, fields: dict[bytes, list[bytes]], origin: s
 
     Pages of other sandboxes can be of the same site, whose requests carry the cookie. Browsers say who sends a request: in Origin, with WebSockets
     and with all methods but GET and HEAD, and in the headers of Fetch Metadata. A link on any page may open the preview in a tab, but not in a frame.
+    Over HTTP, a frame of another page cannot be told from a tab.
     """
     if b"origin" in fields:
         return _first(fields, b"origin") == origin
-    if _first(fields, b"sec-fetch-site") in {"", "same-origin", "none"}:
+    site = _first(fields, b"sec-fetch-site")
+    if not site and origin.startswith("http:"):
+        # Browsers send Fetch Metadata to HTTPS and to localhost only. No script can add Upgrade-Insecure-Requests to a request for another host.
+        return b"upgrade-insecure-requests" in fields or _first(fields, b"referer").startswith(f"{origin}/")
+    if site in {"", "same-origin", "none"}:
         return True
     return method == b"GET" and (_first(fields, b"sec-fetch-mode"), _first(fields, b"sec-fetch-dest")) == ("navigate", "document")
 

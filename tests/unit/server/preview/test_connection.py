@@ -67,7 +67,7 @@ async def test_a_browser_redeems_the_token_of_a_url_for_a_cookie(world: World) -
     assert "HttpOnly" in cookie
     assert "SameSite=Lax" in cookie
     assert "domain" not in cookie.lower()
-    second = await world.request(world.head("/a", f"Cookie: theirs=1; {cookie.partition(';')[0]}", token=False))
+    second = await world.request(world.head("/a", f"Cookie: theirs=1; {cookie.partition(';')[0]}", "Sec-Fetch-Site: same-origin", token=False))
     assert second.status == 200
     assert b"cookie: theirs=1\r\n" in world.program.received
     assert token.encode() not in world.program.received
@@ -86,6 +86,8 @@ async def test_a_program_uses_the_token_of_a_url_directly(world: World) -> None:
         "Origin: null",
         "Sec-Fetch-Site: same-site",
         "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: iframe",
+        "Referer: http://evil.example/",
+        "Accept: text/html",
     ],
 )
 async def test_a_cookie_does_not_open_a_port_to_the_pages_of_others(world: World, header: str) -> None:

@@ -110,6 +110,21 @@ def test_tokens_of_headers_and_cookies_are_found() -> None:
     assert (found.tokens, found.cookie_tokens) == (("a", "b"), ("c", "d"))
 
 
+@pytest.mark.parametrize(
+    "scheme, header, counts",
+    [
+        ("https", ("accept", "*/*"), True),
+        ("http", ("accept", "*/*"), False),
+        ("http", ("upgrade-insecure-requests", "1"), True),
+        ("http", ("referer", f"http://{HOST}/page"), True),
+        ("http", ("referer", f"http://{HOST}.evil.example/"), False),
+    ],
+)
+def test_cookie_without_fetch_metadata_counts_over_http_for_the_own_page_and_tabs(scheme: str, header: tuple[str, str], *, counts: bool) -> None:
+    address = PreviewAddress(scheme, ADDRESS.domain)
+    assert bool(parse("/", ("cookie", "sandlot_preview=a"), header, address=address).cookie_tokens) == counts
+
+
 def test_a_program_gets_the_local_host_and_nothing_of_the_service() -> None:
     headers = (
         ("cookie", "a=1; sandlot_preview=t; b=2; __Host-sandlot_preview=t"),
