@@ -1,0 +1,28 @@
+"""Headless Chromium, and a local service, which opens its preview listener on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.chromium import Browser, Profile, chromium
+from tests.support.localservice import LocalService, local_service
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def profile(browser: Browser) -> Iterator[Profile]:
+    with browser.profile() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalService]:
+    with local_service() as running:
+        yield running
