@@ -48,14 +48,14 @@ NEXT_FILES = {
 }
 SERVERS = {
     "vite": DevelopmentServer(
-        "vite@7.3.8",
+        "vite@8.4.0",
         "npx vite",
         5173,
         {"index.html": '<!doctype html><p id="app"></p><script type="module" src="/main.js"></script>', "main.js": MAIN_JS, "words.js": WORDS_JS},
         "words.js",
     ),
     "astro": DevelopmentServer(
-        "astro@5.18.2",
+        "astro@7.3.5",
         "npx astro dev",
         4321,
         {
@@ -65,14 +65,14 @@ SERVERS = {
         },
         "src/words.js",
     ),
-    "next": DevelopmentServer("next@15.5.29 react@19 react-dom@19", "npx next dev", 3000, NEXT_FILES, "app/page.js"),
-    "next-turbopack": DevelopmentServer("next@15.5.29 react@19 react-dom@19", "npx next dev --turbopack", 3000, NEXT_FILES, "app/page.js"),
+    "next": DevelopmentServer("next@16.4.6 react@19 react-dom@19", "npx next dev", 3000, NEXT_FILES, "app/page.js"),
+    "next-webpack": DevelopmentServer("next@16.4.6 react@19 react-dom@19", "npx next dev --webpack", 3000, NEXT_FILES, "app/page.js"),
 }
 
 
 @pytest.fixture
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
-    with service.create("code-interpreter", cpus=2, memory="3GiB", disk="4GiB", timeout=1200) as made:
+    with service.create("code-interpreter", cpus=2, memory="2GiB", disk="4GiB", timeout=1200) as made:
         yield made
 
 

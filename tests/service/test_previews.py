@@ -231,6 +231,14 @@ def test_path_form_of_a_page(sandbox: Sandbox) -> None:
     assert httpx.get(f"{address}page", headers=headers, trust_env=False).text == "<p>hello from inside</p>"
 
 
+def test_websocket_of_a_page_of_the_path_form(sandbox: Sandbox) -> None:
+    url = urlsplit(sandbox.get_url(PORT, path_form=True))
+    address = f"ws://{url.netloc}{url.path}socket"
+    with connect(address, address=("127.0.0.1", url.port), origin="null", compression=None, proxy=None) as websocket:
+        websocket.send("hello")
+        assert websocket.recv() == "hello"
+
+
 def test_curl_opens_the_url_as_it_is(sandbox: Sandbox) -> None:
     url = sandbox.get_url(PORT).replace("/?", "/page?")
     assert subprocess.run(["curl", "-sS", "--noproxy", "*", url], capture_output=True, text=True, check=True).stdout == "<p>hello from inside</p>"
