@@ -157,7 +157,7 @@ def test_requests_of_a_page_do_not_reach_another_private_sandbox(sandboxes: Sand
     assert before[-1] == "GET /own -"
     target = victim.evaluate("location.origin") + "/stolen"
     attempt(attacker, f"const url = {json.dumps(target)}; {ATTEMPTS[name]}")
-    while sandboxes.refused() == refused:
+    while sandboxes.refused() == refused and sandboxes.requests() == before:
         time.sleep(0.02)
     get(victim, "/last")
     assert [each for each in sandboxes.requests()[len(before) :] if not each.startswith("GET /favicon")] == ["GET /last -"]
