@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 from sandlot import Network, Sandbox
 from sandlot.model.specs import GIB, MIB
@@ -234,7 +235,7 @@ def test_path_form_of_a_page(sandbox: Sandbox) -> None:
 def test_websocket_of_a_page_of_the_path_form(sandbox: Sandbox) -> None:
     url = urlsplit(sandbox.get_url(PORT, path_form=True))
     address = f"ws://{url.netloc}{url.path}socket"
-    with connect(address, address=("127.0.0.1", url.port), origin="null", compression=None, proxy=None) as websocket:
+    with connect(address, address=("127.0.0.1", url.port), origin=Origin("null"), compression=None, proxy=None) as websocket:
         websocket.send("hello")
         assert websocket.recv() == "hello"
 
