@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +18,14 @@ from e2b import Sandbox as E2BSandbox
 from e2b import SandboxNetworkUpdate
 from tensorlake.sandbox import NetworkConfig, SandboxClient
 
+from tests.support.environments import create_environment
 from tests.support.internet import RESOLVER, Internet, http_reply
 from tests.support.internet_service import NETNS, RESOLV_CONF
 from tests.support.tcpservice import TcpService, tcp_service
 
 ADDRESS, OTHER = "23.10.0.1", "23.10.0.2"
 HOSTS = ("a.example.com", "b.example.com", "x.a.example.com", ADDRESS, OTHER)
-PROBE = "for host in {}; do curl -s -o /dev/null -m 20 -w '%{{http_code}} ' http://$host/; done; true"
+COMMAND = f"for host in {' '.join(HOSTS)}; do curl -s -o /dev/null -m 20 -w '%{{http_code}} ' http://$host/; done; true"
 ALL = {"a.example.com", "b.example.com", "x.a.example.com", ADDRESS, OTHER}
 EVERYWHERE = "0.0.0.0/0"
 CREATED: Sequence[tuple[str, Mapping[str, Any], set[str]]] = [
@@ -34,6 +39,16 @@ CREATED: Sequence[tuple[str, Mapping[str, Any], set[str]]] = [
     ("allow before deny", {"network": {"allow_out": [ADDRESS], "deny_out": ["23.10.0.0/16"]}}, {ADDRESS, "a.example.com", "x.a.example.com"}),
 ]
 """Arguments of E2B's ``Sandbox.create``, and the hosts that can be reached."""
+CHANGED: Sequence[tuple[SandboxNetworkUpdate, set[str]]] = (
+    ({"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]}, {"a.example.com"}),
+    ({"deny_out": [OTHER]}, {"a.example.com", "x.a.example.com", ADDRESS}),
+    ({"allow_internet_access": False}, set()),
+    ({}, ALL),
+)
+"""Arguments of ``update_network`` in this order, and the hosts that can then be reached."""
+OLDEST = "tests/environments/clients/e2b-2.31.lock"
+"""Lock of the oldest supported release of E2B's package. This release sends ``allow_internet_access: true`` unless a program says otherwise."""
+PROGRAM = Path(__file__).with_name("e2b_program.py")
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +91,30 @@ def tensorlake(service: TcpService, key: str) -> Iterator[SandboxClient]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def oldest_e2b(service: TcpService, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[set[str]]]]:
+    """Run the program with the oldest package: return the hosts that each sandbox reaches, after its create and after each change."""
+    python = create_environment(OLDEST, tmp_path_factory.mktemp("oldest") / "venv")
+
+    def run(key: str, *entries: tuple[Mapping[str, Any], Sequence[SandboxNetworkUpdate]]) -> list[list[set[str]]]:
+        url = f"{service.url}/e2b"
+        env = {**os.environ, "E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+        argv = [python, PROGRAM, json.dumps([COMMAND, entries])]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [[hosts_of(output) for output in outputs] for outputs in json.loads(done.stdout)]
+
+    return run
+
+
 def reached(run: Callable[[str], str]) -> set[str]:
     """Return the hosts that a sandbox reaches, by a function that runs a shell command in it."""
-    statuses = run(PROBE.format(" ".join(HOSTS))).split()
+    return hosts_of(run(COMMAND))
+
+
+def hosts_of(output: str) -> set[str]:
+    """Return the hosts that a sandbox reaches, from the output of the command."""
+    statuses = output.split()
     assert len(statuses) == len(HOSTS), statuses
     return {host for host, status in zip(HOSTS, statuses, strict=True) if status == "200"}
 
@@ -91,15 +127,39 @@ def test_network_of_an_e2b_sandbox(e2b: Callable[..., E2BSandbox], options: dict
 
 def test_network_of_an_e2b_sandbox_is_replaced(e2b: Callable[..., E2BSandbox]) -> None:
     sandbox = e2b()
-    changes: Sequence[tuple[SandboxNetworkUpdate, set[str]]] = (
-        ({"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]}, {"a.example.com"}),
-        ({"deny_out": [OTHER]}, {"a.example.com", "x.a.example.com", ADDRESS}),
-        ({"allow_internet_access": False}, set()),
-        ({}, ALL),
-    )
-    for change, hosts in changes:
+    for change, hosts in CHANGED:
         sandbox.update_network(change)
         assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == hosts, change
+
+
+def test_refusal_of_an_e2b_sandbox_is_approved_by_the_command_line(service: TcpService, e2b: Callable[..., E2BSandbox]) -> None:
+    def sandlot(*arguments: str) -> Any:  # noqa: ANN401 - JSON
+        argv = [sys.executable, "-m", "sandlot.cli", "network", *arguments, "--json"]
+        return json.loads(subprocess.run(argv, env=service.environ, check=True, capture_output=True, timeout=60).stdout)
+
+    sandbox = e2b(network={"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]})
+    assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == {"a.example.com"}
+    refusals = {each["host"]: each["id"] for each in sandlot("info", sandbox.sandbox_id)["refusals"]}
+    assert set(refusals) == ALL - {"a.example.com"}
+
+    sandlot("approve", sandbox.sandbox_id, refusals["b.example.com"])
+    assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == {"a.example.com", "b.example.com"}
+
+    sandbox.update_network({"allow_out": ["a.example.com"], "deny_out": [EVERYWHERE]})
+    assert reached(lambda command: sandbox.commands.run(command, timeout=120).stdout) == {"a.example.com"}
+
+
+@pytest.mark.slow
+def test_oldest_e2b_client_gets_the_most_open_mode_that_is_allowed(service: TcpService, oldest_e2b: Callable[..., list[list[set[str]]]]) -> None:
+    assert oldest_e2b(service.key("oldest", "--e2b"), ({}, ())) == [[ALL]]
+    assert oldest_e2b(service.key("oldest-packages", "--e2b", "--max-network", "packages"), ({}, ())) == [[set()]]
+
+
+@pytest.mark.soak
+def test_network_of_a_sandbox_of_the_oldest_e2b_client(service: TcpService, oldest_e2b: Callable[..., list[list[set[str]]]]) -> None:
+    entries = [(options, ()) for _, options, _ in CREATED]
+    found = oldest_e2b(service.key("oldest-created", "--e2b"), *entries, ({}, [change for change, _ in CHANGED]))
+    assert found == [*([hosts] for _, _, hosts in CREATED), [ALL, *(hosts for _, hosts in CHANGED)]]
 
 
 @pytest.mark.parametrize(
