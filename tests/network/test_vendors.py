@@ -99,7 +99,7 @@ def oldest_e2b(service: TcpService, tmp_path_factory: pytest.TempPathFactory) ->
     def run(key: str, *entries: tuple[Mapping[str, Any], Sequence[SandboxNetworkUpdate]]) -> list[list[set[str]]]:
         url = f"{service.url}/e2b"
         env = {**os.environ, "E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
-        argv = [python, PROGRAM, json.dumps([COMMAND, entries])]
+        argv = [str(python), str(PROGRAM), json.dumps([COMMAND, entries])]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=500, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return [[hosts_of(output) for output in outputs] for outputs in json.loads(done.stdout)]
