@@ -44,6 +44,8 @@ MAX_CONNECTS: Final = 64
 REPORT_S: Final = 1.0
 """Least number of seconds between two reports of refusals of one sandbox."""
 
+CHECK_S: Final = 0.002
+"""Seconds for which open connections are compared with a new policy before other tasks run: 1,024 connections can take half a second."""
 LOOKUPS_PER_S: Final = 20
 """Lookups of records other than addresses that a sandbox may make in a second, after a burst of ``LOOKUPS_BURST``."""
 LOOKUPS_BURST: Final = 40
@@ -111,6 +113,9 @@ class GatewayNetwork:
             sandbox, gateway.connector, PolicyDecisions(policy), self._activity, rate, asyncio.Semaphore(MAX_CONNECTS), self._on_refused
         )
         self._connections: set[Connection] = set()
+        self._unchecked: list[Connection] = []
+        """Open connections that were not compared with the present policy yet."""
+        self._checks: asyncio.Handle | None = None
         self._reported_s = -REPORT_S
         self._is_closed = False
         self._lookup_rate = RateLimit(LOOKUPS_PER_S, burst_s=LOOKUPS_BURST / LOOKUPS_PER_S)
@@ -120,11 +125,26 @@ class GatewayNetwork:
         return {schema.CONNECT: _Service(self.connect, "host", "port"), schema.DNS: _Service(self.look_up, "name", "type")}
 
     def set_policy(self, policy: NetworkPolicy) -> None:
-        """Decide about new connections and requests by another policy, and reset open connections that the policy does not allow."""
+        """Decide about new connections and requests by another policy, and reset open connections that the policy does not allow.
+
+        The first connections are compared with the policy at once, and the other ones while other tasks run.
+        """
         self._access.decisions = PolicyDecisions(policy)
-        for connection in list(self._connections):
-            if not connection.is_allowed():
+        self._unchecked = list(self._connections)
+        if self._checks is None:
+            self._check_some()
+
+    def _check_some(self) -> None:
+        """Compare open connections with the policy for ``CHECK_S``, and continue in the next turn of the event loop."""
+        self._checks = None
+        until_s = time.monotonic() + CHECK_S
+        while self._unchecked:
+            connection = self._unchecked.pop()
+            if connection in self._connections and not connection.is_allowed():
                 connection.cut()
+            if self._unchecked and time.monotonic() >= until_s:
+                self._checks = asyncio.get_running_loop().call_soon(self._check_some)
+                return
 
     def activity(self) -> NetworkActivity:
         """Return the refusals, destinations and bytes of the sandbox."""
@@ -133,6 +153,7 @@ class GatewayNetwork:
     def close(self) -> None:
         """Reset all connections and refuse new ones. Idempotent."""
         self._is_closed = True
+        self._unchecked.clear()
         for connection in list(self._connections):
             connection.cut()
 

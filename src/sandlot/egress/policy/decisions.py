@@ -70,13 +70,15 @@ class PolicyDecisions:
         self._entries = [(entry.allow, entry.parsed) for entry in policy.entries]
         self._by_name: dict[str, list[int]] = {}
         """Names of rules -> positions of their entries."""
-        self._of_networks: list[int] = []
-        """Positions of the entries with networks."""
+        self._by_network: dict[tuple[int, int], dict[int, list[int]]] = {}
+        """Version of IP and number of the host's bits -> bits of networks -> positions of their entries. There are at most 162 different keys."""
         for position, (_, rule) in enumerate(self._entries):
             if isinstance(rule.host, str):
                 self._by_name.setdefault(rule.host, []).append(position)
             else:
-                self._of_networks.append(position)
+                bits = rule.host.max_prefixlen - rule.host.prefixlen
+                networks = self._by_network.setdefault((rule.host.version, bits), {})
+                networks.setdefault(int(rule.host.network_address) >> bits, []).append(position)
         self.denies_names = any(not allow and isinstance(rule.host, str) for allow, rule in self._entries)
         """True if an entry denies a name, which a connection to an address may hide."""
         rules = [rule for _, rule in self._entries]
@@ -149,12 +151,14 @@ class PolicyDecisions:
 
     def _of_host(self, host: str | Address) -> Iterator[tuple[int, bool, NetworkRule]]:
         """Yield the entries that match a host, each as its position, its decision and its rule."""
-        positions = self._of_networks
         if isinstance(host, str):
             labels = host.split(".")
             names = (".".join(labels[at:]) for at in range(len(labels)))
-            positions = sorted(position for name in names for position in self._by_name.get(name, ()))
-        for position in positions:
+            found = (self._by_name.get(name, ()) for name in names)
+        else:
+            number = int(host)
+            found = (networks.get(number >> bits, ()) for (version, bits), networks in self._by_network.items() if version == host.version)
+        for position in sorted(position for positions in found for position in positions):
             allow, rule = self._entries[position]
             if _covers_host(rule, host):
                 yield position, allow, rule

@@ -174,6 +174,32 @@ async def test_policy_change_resets_connections_that_it_does_not_allow() -> None
         assert second.connections == 1
 
 
+async def test_many_connections_are_compared_with_a_new_policy_while_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_S", 0)
+    compared: list[connection.Connection] = []
+    is_allowed = connection.Connection.is_allowed
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        programs = [world.connect("allowed.test", server.port) for _ in range(5)]
+        for program in programs:
+            await program.send(b"\0x")
+            await program.read_until(b"\0x")
+
+        def record(self: connection.Connection) -> bool:
+            compared.append(self)
+            return is_allowed(self)
+
+        monkeypatch.setattr(connection.Connection, "is_allowed", record)
+        world.network.set_policy(allowing("other.test"))
+        assert len(compared) == 1
+        world.network.set_policy(allowing("other.test", f"allowed.test:{server.port}"))
+        assert len(compared) == 1
+        world.network.set_policy(allowing("other.test"))
+        for program in programs:
+            await program.read_all()
+            assert program.was_reset
+        assert len(set(compared)) == 5
+
+
 async def test_policy_change_during_a_transfer_and_for_the_next_request() -> None:
     async with serving(web) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
         request = f"GET /b HTTP/1.1\r\nHost: allowed.test:{server.port}\r\n\r\n".encode()
