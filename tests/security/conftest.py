@@ -70,7 +70,7 @@ def service(request: pytest.FixtureRequest, isolation: str) -> Iterator[LocalSer
     for left in shared.client.sandboxes.list():
         shared.client.sandboxes.kill(left.id)
     settle(shared.traces, NOTHING)
-    settle(lambda: shared.descriptors() - opened, Counter[str]())
+    settle(lambda: shared.descriptors() - opened - shared.preview_listener(), Counter[str]())
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -19,7 +20,8 @@ from websockets.typing import Origin
 
 from sandlot import Network, Sandbox
 from sandlot.model.specs import GIB, MIB
-from tests.support.localservice import LocalService
+from tests.support.localservice import LocalService, local_service
+from tests.support.traces import settle
 
 PORT = 8000
 INSIDE = r"""
@@ -351,3 +353,15 @@ def test_gigabytes_pass_in_both_directions_without_memory(service: LocalService,
                     peaks.append(resident_bytes(service.pid))
     assert size == GIB
     assert max(peaks) - before < 32 * MIB
+
+
+def test_addresses_stay_valid_when_the_service_is_killed() -> None:
+    with local_service() as own, own.create(network=Network("none")) as sandbox:
+        sandbox.files.write("/tmp/server.py", INSIDE)
+        sandbox.commands.run(["python3", "/tmp/server.py", str(PORT)], background=True)
+        settle(lambda: any(each.port == PORT for each in sandbox.ports()), True)
+        before = Preview(sandbox.get_url(PORT))
+        own.end(signal.SIGKILL)
+        own.start()
+        with before.client() as client:
+            assert client.get("/page").text == "<p>hello from inside</p>"

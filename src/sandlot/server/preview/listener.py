@@ -3,8 +3,8 @@
 Invariants:
 - Previews have a port of their own: pages of programs are never served under the origin of the API.
 - The number of connections is limited, with a share for each address (``web/connections.py``).
-- A local service opens the listener on 127.0.0.1 when the first preview is asked for, and on the same port again after a restart, so that addresses
-  stay valid.
+- A local service opens the listener on 127.0.0.1 when the first preview is asked for. From then on, each service of the data directory opens it at
+  its start, on the same port if no other program uses it, so that addresses stay valid.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class PreviewListener:
         return self.address
 
     async def open(self) -> None:
-        """Open the listener if the settings name a port.
+        """Open the listener if the settings name a port, or if a local service of this data directory had one before.
 
         Raises:
             InvalidRequestError: The certificate cannot be used.
             HostError: The port cannot be opened.
         """
-        if self._settings.preview_port is not None and not self._local:
+        if self._last_port() if self._local else self._settings.preview_port is not None:
             await self.require_address()
 
     async def aclose(self) -> None:
