@@ -153,7 +153,7 @@ class JsonType(_EncodedType):
 def _as_dict(value: Any) -> dict[str, Any]:  # noqa: ANN401
     if isinstance(value, Mapping):
         return dict(value)
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 metadata = MetaData()
