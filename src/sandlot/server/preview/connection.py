@@ -6,6 +6,7 @@ Invariants:
 - Bodies pass in pieces, and each side is read only as fast as the other one takes. After an upgrade, bytes are copied.
 - A head must arrive within 30 s, the next request within 75 s, and each further piece of a body within 120 s. A client that reads nothing of a
   response for 120 s is disconnected. A program has any time to respond.
+- Access that ends, with its token, its key or public ports, ends open requests and WebSockets within 10 s.
 - If the client leaves, its program sees the end of the connection. If the program ends in the middle of a response, the client's connection is reset,
   so that no client takes a part for the whole.
 """
@@ -43,6 +44,8 @@ HEAD_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75.0
 BODY_TIMEOUT_S: Final = 120.0
 STALL_TIMEOUT_S: Final = 120.0
+ACCESS_CHECK_S: Final = 10.0
+"""Interval at which the access of a request that takes long is checked again."""
 DRAIN_TIMEOUT_S: Final = 2.0
 DRAIN_MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -204,6 +207,7 @@ class _Exchange:
         self._started_s = time.perf_counter()
         self._status = 0
         self._access: PreviewAccess | None = None
+        self._next_check: asyncio.TimerHandle
 
     async def run(self) -> None:
         """Forward the request, or respond with an error.
@@ -241,7 +245,23 @@ class _Exchange:
             await self._respond(OwnResponse(HTTPStatus.OK, forwarding.preflight_headers(self._headers)))
         else:
             await self._forwarder.turns.take(access.principal.owner)
-            await self._forward(request, access)
+            self._plan_check(request)
+            try:
+                await self._forward(request, access)
+            finally:
+                self._next_check.cancel()
+
+    def _plan_check(self, request: PreviewRequest) -> None:
+        self._next_check = asyncio.get_running_loop().call_later(ACCESS_CHECK_S, self._check_access, request)
+
+    def _check_access(self, request: PreviewRequest) -> None:
+        """Close the connection if the access has ended."""
+        try:
+            self._forwarder.node.previews.authorize(request.sandbox, request.port, (*request.tokens, *request.cookie_tokens))
+        except SandlotError:
+            self._stream.transport.abort()
+        else:
+            self._plan_check(request)
 
     async def _forward(self, request: PreviewRequest, access: PreviewAccess) -> None:
         head = h11.Request(

@@ -256,6 +256,26 @@ async def test_websocket_bytes_are_copied_both_ways(world: World) -> None:
         await world.program.closed.wait()
 
 
+async def test_a_websocket_ends_with_its_access(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ACCESS_CHECK_S", 0.02)
+    world.program.respond = echo_after_upgrade
+    world.public.add(SANDBOX)
+    client = await world.open()
+    client.write(world.head("/ws", *UPGRADE, token=False))
+    assert (await client.response(has_body=False)).status == 101
+    assert await client.read(5) == b"first"
+    for _ in range(5):  # it goes on while the access lasts
+        checks = world.authorized
+        while world.authorized == checks:  # noqa: ASYNC110 - a check has no event
+            await asyncio.sleep(0)
+        client.write(b"y")
+        assert await client.read(1) == b"y"
+    world.public.clear()
+    assert await client.read_to_end() == b""
+    async with asyncio.timeout(WAIT_S):
+        await world.program.closed.wait()
+
+
 @pytest.mark.parametrize("headers", [("Connection: Upgrade", "Upgrade: tcp"), (*UPGRADE, "Content-Length: 5")])
 async def test_other_upgrades_and_upgrades_with_a_body_are_refused(world: World, headers: tuple[str, ...]) -> None:
     assert (await world.request(world.head("/", *headers))).status == 400

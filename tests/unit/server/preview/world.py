@@ -137,6 +137,7 @@ class World:
     """A preview listener with programs in two sandboxes.
 
     Attributes:
+        authorized: Number of decisions about access.
         tunnels: Number of tunnels that were opened.
         public: Sandboxes whose ports need no token.
         is_running: False while the sandboxes are suspended.
@@ -145,7 +146,7 @@ class World:
 
     def __init__(self) -> None:
         self.programs = {SANDBOX: Program(), OTHER: Program()}
-        self.tunnels = 0
+        self.authorized = self.tunnels = 0
         self.public: set[str] = set()
         self.is_running = True
         self.problems: list[SandlotError] = []
@@ -165,6 +166,7 @@ class World:
 
     def authorize(self, sandbox: str, port: int, tokens: Iterable[str]) -> PreviewAccess:
         """Take the place of the service's own decision."""
+        self.authorized += 1
         token = next((each for each in tokens if each == token_of(sandbox, port)), None)
         if token is None and sandbox not in self.public:
             raise preview_denied()
