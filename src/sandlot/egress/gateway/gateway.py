@@ -2,7 +2,7 @@
 
 Invariants:
 - One sandbox has at most ``MAX_CONNECTIONS`` connections, of which at most ``MAX_CONNECTS`` are being opened, and all sandboxes together have at most
-  ``MAX_TOTAL_CONNECTIONS``. Further ones are refused.
+  ``MAX_TOTAL_CONNECTIONS``. Further ones are refused. Beyond ``OPENS_PER_S``, connections wait to be opened.
 - The arguments of a stream come from the guest. Any arguments are a refusal at worst, and no log line has a text of them that was not checked.
 """
 
@@ -41,6 +41,9 @@ MAX_TOTAL_CONNECTIONS: Final = 16 * 1024
 """Maximum number of connections of all sandboxes. Each has a file descriptor of the service."""
 MAX_CONNECTS: Final = 64
 """Maximum number of connections of one sandbox that are being opened. Further ones wait."""
+OPENS_PER_S: Final = 200
+"""Connections that a sandbox may open in a second, after a burst of ``OPENS_BURST``. Further ones wait: each costs the service a millisecond."""
+OPENS_BURST: Final = 1024
 REPORT_S: Final = 1.0
 """Least number of seconds between two reports of refusals of one sandbox."""
 
@@ -118,6 +121,9 @@ class GatewayNetwork:
         self._checks: asyncio.Handle | None = None
         self._reported_s = -REPORT_S
         self._is_closed = False
+        self._open_rate = RateLimit(OPENS_PER_S, burst_s=OPENS_BURST / OPENS_PER_S)
+        self._open_turn = asyncio.Lock()
+        """Held by the connection that waits for the rate. Those behind it have taken nothing yet, so that they can leave."""
         self._lookup_rate = RateLimit(LOOKUPS_PER_S, burst_s=LOOKUPS_BURST / LOOKUPS_PER_S)
 
     def services(self) -> Mapping[str, GuestService]:
@@ -165,6 +171,8 @@ class GatewayNetwork:
             host: Host that the guest named, not checked.
             port: Port that the guest named, not checked.
         """
+        async with self._open_turn:
+            await self._open_rate.take(1)
         if self._is_closed or type(host) is not str or type(port) is not int:
             stream.reset("forbidden", "The connection was refused.")
             return

@@ -242,6 +242,20 @@ async def test_connections_of_a_sandbox_and_of_all_are_limited(monkeypatch: pyte
         assert server.connections == 1
 
 
+async def test_connections_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPENS_PER_S", 0.001)
+    monkeypatch.setattr(module, "OPENS_BURST", 2)
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        first, second = (world.connect("allowed.test", server.port) for _ in range(2))
+        for program in (first, second):
+            await program.send(b"\0x")
+            await program.read_until(b"\0x")
+        waiting = world.connect("allowed.test", server.port)
+        await second.send(b"y")
+        await second.read_until(b"y")  # the frame that opens the third connection has been read before
+        assert (server.connections, waiting.was_reset, world.reasons) == (2, False, [])
+
+
 async def test_sandbox_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_TOTAL_CONNECTIONS", 12)
     monkeypatch.setattr(module, "MIN_CONNECTIONS", 1)
