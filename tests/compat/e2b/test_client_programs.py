@@ -1,6 +1,7 @@
 """Programs with older clients and with frameworks that use E2B, each in the environment of its lock. Only environment variables lead to Sandlot.
 
-Programs print what they saw. What needs the host name of a port (`get_host`, and `run_code` of older packages) is not used.
+Programs print what they saw. What needs the host name of a port (`get_host`, and `run_code` of older packages) is in
+`tests/compat/test_preview_addresses.py`.
 """
 
 from __future__ import annotations

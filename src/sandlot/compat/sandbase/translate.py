@@ -157,7 +157,7 @@ def sandbox_object(sandbox: SandboxInfo, token: str | None = None, domain: str |
 
     Args:
         sandbox: The sandbox.
-        token: Token with which E2B's client accesses the inside of the sandbox. None: the object has no token.
+        token: Token with which E2B's client accesses the inside of the sandbox and its private ports. None: the object has no token.
         domain: Domain of previews, from which E2B's client computes ``get_host``. None: the client uses the domain of its configuration.
     """
     limits = sandbox.spec.limits
@@ -175,7 +175,7 @@ def sandbox_object(sandbox: SandboxInfo, token: str | None = None, domain: str |
         "diskSizeMB": limits.disk_bytes // MIB,
         "envdVersion": ENVD_VERSION,
         "domain": domain,
-        **({} if token is None else {"envdAccessToken": token}),
+        **({} if token is None else {"envdAccessToken": token, "trafficAccessToken": token}),
     }
 
 

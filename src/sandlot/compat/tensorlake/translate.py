@@ -255,8 +255,14 @@ def created_sandbox(sandbox: SandboxInfo, url: str) -> CreatedSandboxResponse:
     return CreatedSandboxResponse(sandbox_id=sandbox.id, status=current, sandbox_url=url if current in _REACHABLE else None, name=sandbox.name)
 
 
-def sandbox_response(sandbox: SandboxInfo, url: str) -> SandboxResponse:
-    """Return the response for a sandbox."""
+def sandbox_response(sandbox: SandboxInfo, url: str, ingress: str | None = None) -> SandboxResponse:
+    """Return the response for a sandbox.
+
+    Args:
+        sandbox: The sandbox.
+        url: URL of its inside.
+        ingress: URL of the domain of previews, from which the client computes ``url_for_port``. None: there are no previews.
+    """
     current, spec, exit_ = status(sandbox), sandbox.spec, sandbox.exit
     limits = resources(spec.limits)
     return SandboxResponse(
@@ -276,6 +282,7 @@ def sandbox_response(sandbox: SandboxInfo, url: str) -> SandboxResponse:
         error_details=None if exit_ is None else exit_.detail or None,
         created_at=milliseconds(sandbox.created_at),
         terminated_at=None if sandbox.ended_at is None else milliseconds(sandbox.ended_at),
+        ingress_endpoint=ingress,
         sandbox_url=url if current in _REACHABLE else None,
         file_systems=mounts(sandbox),
         exposed_ports=json.loads(sandbox.metadata.get(PORTS_KEY, "[]")),

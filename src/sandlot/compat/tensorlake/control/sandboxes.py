@@ -32,7 +32,7 @@ from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter, SandboxInfo
 from sandlot.model.states import State
 from sandlot.web import pagination
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_preview_address, get_principal
 from sandlot.web.models import json_response
 
 _SANDBOXES: Final = "/sandboxes"
@@ -54,14 +54,15 @@ async def create_sandbox(body: CreateSandboxRequest, request: Request) -> Respon
 async def list_sandboxes(request: Request) -> Response:
     """List all live sandboxes, oldest first."""
     sandboxes = await find_sandboxes(get_node(request), get_principal(request), SandboxFilter())
-    responses = [translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id)) for sandbox in sandboxes]
+    ingress = await _ingress_endpoint(request)
+    responses = [translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id), ingress) for sandbox in sandboxes]
     return json_response(SandboxListResponse(sandboxes=responses))
 
 
 @CONTROL.route("GET", _SANDBOX)
 async def get_sandbox(sandbox: str, request: Request) -> Response:
     """Return a live or ended sandbox."""
-    return _sandbox_response(request, await resolve_sandbox(request, sandbox))
+    return await _sandbox_response(request, await resolve_sandbox(request, sandbox))
 
 
 @CONTROL.route("PATCH", _SANDBOX)
@@ -69,7 +70,7 @@ async def update_sandbox(sandbox: str, body: UpdateSandboxRequest, request: Requ
     """Change the name, the limits, the network, the access to ports or ``auto_resume`` of a sandbox."""
     found, principal = await resolve_sandbox(request, sandbox), get_principal(request)
     params = translate.update_params(body, principal)
-    return _sandbox_response(request, await get_node(request).sandboxes.update(principal, found.id, params))
+    return await _sandbox_response(request, await get_node(request).sandboxes.update(principal, found.id, params))
 
 
 @CONTROL.route("DELETE", _SANDBOX)
@@ -84,7 +85,7 @@ async def suspend_sandbox(sandbox: str, query: Annotated[WaitQuery, Query()], re
     """Write the memory of a sandbox to the disk and free it. The response is 200 when this is done."""
     id_ = await resolve_id(request, sandbox)
     info = await get_node(request).sandboxes.hibernate(get_principal(request), id_, wait_s=_wait_s(query))
-    return _progress_response(request, info, State.HIBERNATED, query)
+    return await _progress_response(request, info, State.HIBERNATED, query)
 
 
 @CONTROL.route("POST", f"{_SANDBOX}/resume")
@@ -92,7 +93,7 @@ async def resume_sandbox(sandbox: str, query: Annotated[WaitQuery, Query()], req
     """Resume a sandbox. The response is 200 when the sandbox is running."""
     id_ = await resolve_id(request, sandbox)
     info = await get_node(request).sandboxes.resume(get_principal(request), id_, wait_s=_wait_s(query))
-    return _progress_response(request, info, State.RUNNING, query)
+    return await _progress_response(request, info, State.RUNNING, query)
 
 
 @CONTROL.route("POST", f"{_SANDBOX}/copy")
@@ -110,14 +111,14 @@ async def attach_file_system(sandbox: str, body: MountRequest, request: Request)
     """Attach a volume to a running sandbox."""
     id_ = await resolve_id(request, sandbox)
     (mount,) = translate.volumes([body])
-    return _sandbox_response(request, await get_node(request).sandboxes.attach_volume(get_principal(request), id_, mount))
+    return await _sandbox_response(request, await get_node(request).sandboxes.attach_volume(get_principal(request), id_, mount))
 
 
 @CONTROL.route("DELETE", f"{_SANDBOX}/file_systems")
 async def detach_file_system(sandbox: str, body: DetachRequest, request: Request) -> Response:
     """Detach a volume. A volume that a process uses is a conflict."""
     id_ = await resolve_id(request, sandbox)
-    return _sandbox_response(request, await get_node(request).sandboxes.detach_volume(get_principal(request), id_, body.mount_path))
+    return await _sandbox_response(request, await get_node(request).sandboxes.detach_volume(get_principal(request), id_, body.mount_path))
 
 
 @CONTROL.route("GET", _ARCHIVED)
@@ -149,14 +150,20 @@ def _wait_s(query: WaitQuery) -> float | None:
     return None if query.wait_ms is None else query.wait_ms / 1000
 
 
-def _progress_response(request: Request, sandbox: SandboxInfo, wanted: State, query: WaitQuery) -> Response:
+async def _progress_response(request: Request, sandbox: SandboxInfo, wanted: State, query: WaitQuery) -> Response:
     """Return the response to a suspension or resumption: 202 if it continues after the client's waiting time."""
     is_done = query.wait_ms is None or sandbox.state is wanted
-    return _sandbox_response(request, sandbox, HTTPStatus.OK if is_done else HTTPStatus.ACCEPTED)
+    return await _sandbox_response(request, sandbox, HTTPStatus.OK if is_done else HTTPStatus.ACCEPTED)
 
 
-def _sandbox_response(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
-    return json_response(translate.sandbox_response(sandbox, sandbox_url(request, sandbox.id)), status)
+async def _ingress_endpoint(request: Request) -> str | None:
+    address = await get_preview_address(request)
+    return None if address is None else f"{address.scheme}://{address.authority}"
+
+
+async def _sandbox_response(request: Request, sandbox: SandboxInfo, status: int = 200) -> Response:
+    url, ingress = sandbox_url(request, sandbox.id), await _ingress_endpoint(request)
+    return json_response(translate.sandbox_response(sandbox, url, ingress), status)
 
 
 def _archived_sandbox(request: Request, sandbox: SandboxInfo) -> ArchivedSandboxResponse:

@@ -209,6 +209,7 @@ class SandboxResponse(ResponseModel):
     error_details: str | None
     created_at: int
     terminated_at: int | None
+    ingress_endpoint: str | None
     sandbox_url: str | None
     file_systems: list[Mount]
     exposed_ports: list[int]
