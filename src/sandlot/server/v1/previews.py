@@ -47,10 +47,9 @@ async def create_url(sandbox: str, port: int, request: Request, body: CreatePrev
     A local service opens its listener for previews at the first of these requests. A service that serves no previews responds with 501
     `unsupported`. The token becomes invalid with the key that created it.
     """
-    previews = get_previews(request)
     lifetime_s = DEFAULT_PREVIEW_LIFETIME_S if body is None else body.expires_in
     signed = get_node(request).previews.sign(get_principal(request), sandbox, port, lifetime_s)
-    address, id_ = await previews.require_address(), SandboxId(sandbox)
+    address, id_ = await get_previews(request).require_address(), SandboxId(sandbox)
     response = PreviewUrlResponse(
         url=address.url(id_, port, None if signed.public else signed.value),
         path_url=address.path_url(signed.value),

@@ -71,6 +71,7 @@ async def test_listening_ports_have_their_urls(scripted: ScriptedNode, previewin
 
 
 async def test_service_without_previews_says_how_to_enable_them(scripted: ScriptedNode, api: httpx.AsyncClient) -> None:
+    scripted.script("previews.sign", TOKEN)
     response = await api.post(f"{PORTS}/8000/url")
     assert "--preview-port" in problem(response, 501, "unsupported")["hint"]
     scripted.script("sandboxes.ports", [ListeningPort(8000, "::1")])
