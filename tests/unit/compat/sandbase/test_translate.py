@@ -12,6 +12,7 @@ from sandlot.model.records import EVENT_TYPES
 from sandlot.model.states import State
 from sandlot.testing.stores.webhooks import webhook
 from tests.support.cases import cases
+from tests.support.scripted_node import sandbox_info
 
 KNOWN = ("base", "code-interpreter")
 
@@ -36,6 +37,12 @@ def test_ports_are_private() -> None:
 @cases("allow, network", [(None, MOST_OPEN), (True, MOST_OPEN), (False, NetworkPolicy(NetworkMode.NONE))])
 def test_internet_access_is_as_open_as_it_is_allowed(allow: bool | None, network: NetworkPolicy | NetworkUpTo) -> None:  # noqa: FBT001 - a field
     assert translate.create_params(body(allowInternetAccess=allow), KNOWN).network == network
+
+
+def test_token_opens_the_inside_and_the_ports() -> None:
+    found = translate.sandbox_object(sandbox_info(), "secret", "preview.example.com")
+    assert (found["envdAccessToken"], found["trafficAccessToken"], found["domain"]) == ("secret", "secret", "preview.example.com")
+    assert translate.sandbox_object(sandbox_info()).keys().isdisjoint({"envdAccessToken", "trafficAccessToken"})
 
 
 def test_every_state_has_a_status() -> None:

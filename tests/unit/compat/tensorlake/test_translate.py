@@ -234,6 +234,11 @@ def test_ports_that_are_not_named_stay() -> None:
     assert (response.exposed_ports, response.allow_unauthenticated_access) == ([], False)
 
 
+def test_domain_of_previews_is_the_ingress_endpoint() -> None:
+    assert translate.sandbox_response(sandbox_info(), "", "https://preview.example.com").ingress_endpoint == "https://preview.example.com"
+    assert translate.sandbox_response(sandbox_info(), "").ingress_endpoint is None
+
+
 @cases("ports", [[0], [65536], ["80"], [True], [80] * 1001])
 def test_values_that_are_no_ports_are_refused(ports: list[Any]) -> None:
     for model in (CreateSandboxRequest, UpdateSandboxRequest):
