@@ -209,7 +209,7 @@ def endless(case: Case[Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with tcp_service({"SANDLOT_ISOLATION_ALLOWED": "gvisor,container"}) as service:
+    with tcp_service({"SANDLOT_ISOLATION_ALLOWED": "gvisor,container", "SANDLOT_PREVIEW_PORT": "0"}) as service:
         made = World(service)
         try:
             yield made

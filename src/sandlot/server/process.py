@@ -229,10 +229,11 @@ class Server(uvicorn.Server):
         # New clients no longer find the service; connected ones get an error.
         self._service.settings.socket.unlink(missing_ok=True)
         self._service.events.close()  # followers of events would keep their connections open until the timeout
-        await self.previews.aclose()
+        closing_previews = asyncio.create_task(self.previews.aclose())
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
         await closing
+        await asyncio.wait({closing_previews}, timeout=GRACEFUL_S)
 
     def _signalled(self, number: signal.Signals) -> None:
         self._signals += 1

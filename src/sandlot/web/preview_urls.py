@@ -76,7 +76,9 @@ class PreviewAddress:
 
         The port number of the header is ignored: a proxy in front may listen on another port than the service.
         """
-        name, _, _ = host.lower().removesuffix(".").partition(":")
+        name, _, port = host.lower().partition(":")
+        if port and not (port.isascii() and port.isdigit()):
+            return None
         label, _, domain = name.partition(".")
         return parse_preview_label(label) if domain.removesuffix(".") == self.domain else None
 

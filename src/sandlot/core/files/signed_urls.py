@@ -137,8 +137,8 @@ class TokenService:
 
         None: the token was not signed for this port of this sandbox or has expired, or its API key has expired or was revoked.
         """
-        _, owner, digits = (*token.split("."), "", "", "")[:3]
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= _EXPIRES_DIGITS):
+        label, owner, digits = (*token.split(".", 3), "", "", "")[:3]
+        if label != preview_label(SandboxId(sandbox), port) or not (digits.isascii() and digits.isdigit() and len(digits) <= _EXPIRES_DIGITS):
             return None
         signed = self._preview_signature(OwnerId(owner), int(digits), SandboxId(sandbox), port)
         expected = f"{preview_label(SandboxId(sandbox), port)}.{owner}.{int(digits)}.{signed}"

@@ -59,20 +59,24 @@ class PreviewService:
         value, expires_at = self._tokens.preview_token(principal, live.id, port, lifetime_s)
         return PreviewToken(value, expires_at, self._public_principal(live) is not None)
 
-    def authorize(self, sandbox: str, port: int, tokens: Iterable[str]) -> PreviewAccess:
+    def authorize(self, sandbox: str, port: int, tokens: Iterable[str], header_tokens: Iterable[str] = ()) -> PreviewAccess:
         """Return the permission for a request to a port of a sandbox.
 
         Args:
             sandbox: Id of the sandbox, as received.
             port: Port inside the sandbox.
-            tokens: Tokens of the request: preview tokens, or tokens of a sandbox.
+            tokens: Tokens of the URL and of cookies, which open the port if they are preview tokens.
+            header_tokens: Tokens of headers: preview tokens, or tokens of the sandbox. A token of a sandbox opens more than a port and does not
+                expire, so it must not stand in URLs.
 
         Raises:
             AuthenticationError: No token opens the port, and the port is not public (``unauthenticated``).
         """
-        for token in tokens:
+        for token, is_header in (*((each, True) for each in header_tokens), *((each, False) for each in tokens)):
             opened = self._tokens.principal_of_preview(token, sandbox, port)
-            principal, lifetime_s = (self._tokens.principal_of_token(token, sandbox), None) if opened is None else opened
+            principal, lifetime_s = (None, None) if opened is None else opened
+            if principal is None and is_header:
+                principal = self._tokens.principal_of_token(token, sandbox)
             if principal is None:
                 continue
             with suppress(NotFoundError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +20,9 @@ from starlette.types import ASGIApp, Message
 from sandlot.compat.vendor import VendorApi
 from sandlot.server.preview.client_stream import ClientStream
 from sandlot.server.preview.forwarding import Client, Headers
+from sandlot.web.connections import CONNECTION, Connection
+from sandlot.web.errors import ResponseInterruptedError
+from sandlot.web.listener import HUNG_UP
 from sandlot.web.preview_urls import PreviewAddress
 
 
@@ -63,12 +68,15 @@ class AppExchange:
     Args:
         http: State of the connection.
         stream: Bytes of the connection.
+        share: Place of the connection among all connections, which counts for the key of the request.
         app: App of the service.
     """
 
-    def __init__(self, http: h11.Connection, stream: ClientStream, app: ASGIApp) -> None:
+    def __init__(self, http: h11.Connection, stream: ClientStream, share: Connection, app: ASGIApp) -> None:
         self._http = http
         self._stream = stream
+        self._share = share
+        self._is_bodyless = self._is_head = False
         self._app = app
         self._is_received = False
 
@@ -93,15 +101,17 @@ class AppExchange:
             "headers": target.headers,
             "client": (peer.address, 0),
             "server": None,
-            "state": {},
+            "state": {CONNECTION: self._share, HUNG_UP: self._stream.has_hung_up},
         }
+        self._is_head = request.method == b"HEAD"
 
         async def send(message: Message) -> None:
             await self._send(message, timeout_s)
 
-        await self._app(scope, self._receive, send)
-        if self._http.our_state is h11.SEND_BODY:
-            raise ConnectionResetError  # the app has not completed its response
+        with suppress(ResponseInterruptedError):  # the response is not complete
+            await self._app(scope, self._receive, send)
+        if self._http.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}:
+            raise ConnectionResetError
 
     async def _receive(self) -> Message:
         if self._is_received:
@@ -120,15 +130,21 @@ class AppExchange:
         return {"type": "http.request", "body": b"", "more_body": False} if isinstance(event, h11.EndOfMessage) else {"type": "http.disconnect"}
 
     async def _send(self, message: Message, timeout_s: float) -> None:
+        if self._stream.gone.done():
+            return  # `_receive` reports it to the app
         if message["type"] == "http.response.start":
+            self._is_bodyless = self._is_head or message["status"] in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}
             data = self._http.send(h11.Response(status_code=message["status"], headers=list(message.get("headers", ()))))
         else:
             body = message.get("body", b"")
-            data = (self._http.send(h11.Data(data=body)) if body else b"") or b""
+            data = (self._http.send(h11.Data(data=body)) if body and not self._is_bodyless else b"") or b""
             if not message.get("more_body", False):
                 data += self._http.send(h11.EndOfMessage()) or b""
-        if data:
-            await self._stream.write(data, timeout_s)
+        try:
+            if data:
+                await self._stream.write(data, timeout_s)
+        except (ConnectionResetError, TimeoutError):
+            self._stream.transport.abort()
 
 
 def decoded_path(target: bytes) -> str:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from sandlot.web.listener import KEEPALIVE
+from sandlot.web.listener import KEEPALIVE, has_hung_up
 
 INPUT_MAX_BYTES = 64 * 1024
 """Bytes that are read ahead. The connection is read no further until they were taken."""
@@ -31,8 +31,11 @@ class ClientStream(asyncio.Protocol):
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = loop.create_future()
         """Done when the client has closed the connection or its direction of the connection."""
+        self.closed: asyncio.Future[None] = loop.create_future()
+        """Done when the connection is closed. Until then, it has a descriptor."""
         self.transport: asyncio.Transport
 
     @property
@@ -70,6 +73,8 @@ class ClientStream(asyncio.Protocol):
         """Record that the connection is closed."""
         self._end()
         self._writable.set()
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def pause_writing(self) -> None:
         """Let writes wait."""
@@ -104,6 +109,16 @@ class ClientStream(asyncio.Protocol):
         if not self._writable.is_set():
             async with asyncio.timeout(timeout_s):
                 await self._writable.wait()
+
+    def close(self, timeout_s: float) -> None:
+        """Close the connection once the client has read what was written, or after a time."""
+        self.transport.close()
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.transport.abort)
+        self.closed.add_done_callback(lambda _: timer.cancel())
+
+    def has_hung_up(self) -> bool:
+        """Return True if the client has closed the connection, also while nothing is read from it."""
+        return self.gone.done() or has_hung_up(self.transport.get_extra_info("socket"))
 
     def _end(self) -> None:
         self._is_ended = True

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -44,6 +45,12 @@ HEAD_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75.0
 BODY_TIMEOUT_S: Final = 120.0
 STALL_TIMEOUT_S: Final = 120.0
+MAX_REFUSALS: Final = 16
+"""Number of wrong requests in a row after which a connection is closed."""
+EVENTS_PER_TURN: Final = 64
+"""Parts of a body after which other tasks run. A program or a client may send each byte in a chunk of its own."""
+MAX_INFORMATIONAL: Final = 32
+"""Largest number of informational responses of a program to one request."""
 ACCESS_CHECK_S: Final = 10.0
 """Interval at which the access of a request that takes long is checked again."""
 DRAIN_TIMEOUT_S: Final = 2.0
@@ -86,6 +93,9 @@ class ClientConnection:
         self._share = share
         self._forwarder = forwarder
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._events = 0
+        self.refusals = 0
+        """Number of the latest requests in a row that were wrong."""
         self._is_tls = stream.transport.get_extra_info("ssl_object") is not None
 
     async def serve(self) -> None:
@@ -96,15 +106,17 @@ class ClientConnection:
                 request = await self._next_request(timeout_s)
                 if request is None:
                     return
+                await asyncio.sleep(0)  # requests that arrived together do not hold up the event loop
                 self._share.begin_request()
                 self._share.count_for_address(request.headers)
                 peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._is_tls)
                 app_request = self._find_app_request(request)
                 try:
                     if app_request is None:
-                        await _Exchange(self, self._stream, self._forwarder, request, peer).run()
+                        exchange = _Exchange(self, self._stream, self._share, self._forwarder, request, peer)
+                        self.refusals = self.refusals + 1 if await exchange.run() else 0
                     else:
-                        await AppExchange(self._http, self._stream, self._forwarder.app).run(request, app_request, peer, STALL_TIMEOUT_S)
+                        await AppExchange(self._http, self._stream, self._share, self._forwarder.app).run(request, app_request, peer, STALL_TIMEOUT_S)
                         await self.drain()
                 finally:
                     self._share.end_request()
@@ -115,7 +127,7 @@ class ClientConnection:
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint, str(error))
         except UnavailableError as error:
-            await self._refuse(error.status, error.message)
+            await self._respond_and_close(error_response(error, "", is_page=False))
         except (ConnectionResetError, TimeoutError):
             self._stream.transport.abort()
 
@@ -132,6 +144,9 @@ class ClientConnection:
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
+                self._events += 1
+                if self._events % EVENTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 return event  # type: ignore[return-value] # NEED_DATA is excluded
             self._http.receive_data(await self._stream.read())
 
@@ -147,6 +162,8 @@ class ClientConnection:
 
     def _find_app_request(self, request: h11.Request) -> AppRequest | None:
         headers: Headers = list(request.headers)
+        if len(headers) > MAX_HEAD_FIELDS or forwarding.has_two_lengths(headers):
+            return None  # refused as every other request
         host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
         return find_app_request(host, decoded_path(request.target), headers, self._forwarder.address, self._forwarder.vendors)
 
@@ -180,21 +197,25 @@ class ClientConnection:
             return
         code = ErrorCode.TOO_LARGE if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else ErrorCode.INVALID_REQUEST
         error = InvalidRequestError(f"The request is not valid HTTP: {reason}.", code=code, hint="Send an HTTP/1.1 request.")
-        response = error_response(error, "", is_page=False)
+        await self._respond_and_close(replace(error_response(error, "", is_page=False), status=status))
+
+    async def _respond_and_close(self, response: OwnResponse) -> None:
+        headers = [*response.headers, (b"connection", b"close")]
         with suppress(ConnectionResetError, TimeoutError, h11.LocalProtocolError):
-            await self.send(
-                h11.Response(status_code=status, reason=HTTPStatus(status).phrase, headers=[*response.headers, (b"connection", b"close")])
-            )
-            await self.send(h11.Data(response.body))
+            await self.send(h11.Response(status_code=response.status, reason=HTTPStatus(response.status).phrase, headers=headers))
+            await self.send(h11.Data(data=response.body))
             await self.send(h11.EndOfMessage())
 
 
 class _Exchange:
     """A request and its response."""
 
-    def __init__(self, client: ClientConnection, stream: ClientStream, forwarder: Forwarder, request: h11.Request, peer: Client) -> None:
+    def __init__(
+        self, client: ClientConnection, stream: ClientStream, share: Connection, forwarder: Forwarder, request: h11.Request, peer: Client
+    ) -> None:
         self._client = client
         self._stream = stream
+        self._share = share
         self._forwarder = forwarder
         self._peer = peer
         self._method: bytes = request.method
@@ -209,8 +230,8 @@ class _Exchange:
         self._access: PreviewAccess | None = None
         self._next_check: asyncio.TimerHandle
 
-    async def run(self) -> None:
-        """Forward the request, or respond with an error.
+    async def run(self) -> bool:
+        """Forward the request, or respond with an error. Returns True if the request itself was wrong.
 
         Raises:
             ConnectionResetError: The connection must be closed.
@@ -230,6 +251,7 @@ class _Exchange:
         finally:
             self._log(code)
         await self._client.drain()
+        return code is not None and self._is_wrong
 
     async def _respond_or_forward(self) -> None:
         if len(self._headers) > MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:
@@ -237,7 +259,10 @@ class _Exchange:
             raise LimitError(message, code=ErrorCode.TOO_LARGE, hint="Send fewer or shorter header fields.")
         node = self._forwarder.node
         request = forwarding.parse_request(self._method, self._target, self._headers, self._forwarder.address, self._peer.scheme)
-        access = self._access = node.previews.authorize(request.sandbox, request.port, (*request.tokens, *request.cookie_tokens))
+        tokens = (*request.tokens, *request.cookie_tokens)
+        access = self._access = node.previews.authorize(request.sandbox, request.port, tokens, request.header_tokens)
+        if access.token is not None:
+            self._share.count_for_key(access.principal.owner)
         if request.redeem:
             headers = forwarding.redemption(request, access.token, self._peer.scheme, access.lifetime_s)
             await self._respond(OwnResponse(HTTPStatus.FOUND, headers))
@@ -245,23 +270,27 @@ class _Exchange:
             await self._respond(OwnResponse(HTTPStatus.OK, forwarding.preflight_headers(self._headers)))
         else:
             await self._forwarder.turns.take(access.principal.owner)
-            self._plan_check(request)
+            self._plan_check(access)
             try:
                 await self._forward(request, access)
             finally:
                 self._next_check.cancel()
 
-    def _plan_check(self, request: PreviewRequest) -> None:
-        self._next_check = asyncio.get_running_loop().call_later(ACCESS_CHECK_S, self._check_access, request)
+    def _plan_check(self, access: PreviewAccess) -> None:
+        self._next_check = asyncio.get_running_loop().call_later(ACCESS_CHECK_S, self._check, access)
 
-    def _check_access(self, request: PreviewRequest) -> None:
-        """Close the connection if the access has ended."""
+    def _check(self, access: PreviewAccess) -> None:
+        """Close the connection if the access has ended, or the client has left while nothing was read from it."""
+        tokens = () if access.token is None else (access.token,)
         try:
-            self._forwarder.node.previews.authorize(request.sandbox, request.port, (*request.tokens, *request.cookie_tokens))
+            self._forwarder.node.previews.authorize(access.sandbox, access.port, tokens, tokens)
+            is_over = self._stream.has_hung_up()
         except SandlotError:
+            is_over = True
+        if is_over:
             self._stream.transport.abort()
         else:
-            self._plan_check(request)
+            self._plan_check(access)
 
     async def _forward(self, request: PreviewRequest, access: PreviewAccess) -> None:
         head = h11.Request(
@@ -286,9 +315,13 @@ class _Exchange:
         A connection is stale if the program has closed it before the request, which the program then has not processed.
         """
         sending: asyncio.Task[None] | None = None
-        leave = lambda _: program.abort()  # noqa: E731 - the same function is removed below
+        is_reusable, is_open = False, True
+
+        def leave(_: object) -> None:
+            if is_open:  # the call may have been scheduled before the connection was given back
+                program.abort()
+
         self._stream.gone.add_done_callback(leave)
-        is_reusable = False
         try:
             await program.send(head)
             if self._has_body:
@@ -307,20 +340,24 @@ class _Exchange:
                 raise bad_response_error(access.port) if isinstance(error, h11.ProtocolError | ConflictError) else error from None
             return False
         finally:
+            is_open = False
             self._stream.gone.remove_done_callback(leave)
             if sending is not None:
                 sending.cancel()
-                await asyncio.wait({sending})
-            if is_reusable:
-                await self._forwarder.programs.give_back(access, program)
+            if is_reusable and not self._stream.gone.done():
+                self._forwarder.programs.give_back(access, program)
             else:
-                await program.aclose()
+                self._forwarder.programs.close(program)
         return True
 
     async def _relay(self, program: ProgramConnection, request: PreviewRequest, access: PreviewAccess) -> None:
         """Relay the responses to a request: any number of informational ones, then a final one or a switch to WebSocket."""
         response = await program.next_event()
+        informational = 0
         while isinstance(response, h11.InformationalResponse) and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            informational += 1
+            if informational > MAX_INFORMATIONAL:
+                raise bad_response_error(access.port)
             if not self._is_http_1_0:
                 headers = forwarding.response_to_client(response.headers, request, access.host)
                 await self._client.send(h11.InformationalResponse(status_code=response.status_code, reason=response.reason, headers=headers))
@@ -348,7 +385,7 @@ class _Exchange:
             if not isinstance(event, h11.Data | h11.EndOfMessage):
                 return
             try:
-                await program.send(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage(headers=event.headers))
+                await program.send(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
             except (SandlotError, h11.LocalProtocolError):
                 return  # the program may have responded before the end of the body; the response says more
             if isinstance(event, h11.EndOfMessage):
@@ -357,6 +394,8 @@ class _Exchange:
     async def _relay_response(self, program: ProgramConnection, response: h11.Response, request: PreviewRequest, access: PreviewAccess) -> None:
         origin_is_null = request.is_path_form and (b"origin", b"null") in self._headers
         headers = forwarding.response_to_client(response.headers, request, access.host, origin_is_null=origin_is_null)
+        if access.token is not None:
+            headers = forwarding.without_shared_caches(headers)
         self._status = response.status_code
         await self._client.send(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
         while isinstance(event := await program.next_event(), h11.Data):
@@ -364,7 +403,7 @@ class _Exchange:
             await self._forwarder.turns.pause(access.principal.owner, len(event.data))
         if not isinstance(event, h11.EndOfMessage):
             raise ConnectionResetError
-        await self._client.send(h11.EndOfMessage(headers=event.headers))
+        await self._client.send(h11.EndOfMessage())  # trailers are dropped: few clients read them, and none of these was checked
 
     async def _switch(self, program: ProgramConnection, response: h11.InformationalResponse, request: PreviewRequest, access: PreviewAccess) -> None:
         """Complete an upgrade, and copy bytes until one side ends."""
@@ -391,11 +430,16 @@ class _Exchange:
 
     async def _respond(self, response: OwnResponse) -> None:
         self._status = int(response.status)
-        headers = [*response.headers, (b"connection", b"close")] if response.status in _CLOSING else response.headers
+        is_last = response.status in _CLOSING or (self._is_wrong and self._client.refusals + 1 >= MAX_REFUSALS)
+        headers = [*response.headers, (b"connection", b"close")] if is_last else response.headers
         await self._client.send(h11.Response(status_code=response.status, reason=HTTPStatus(response.status).phrase, headers=headers))
         if response.body and self._method != b"HEAD":
             await self._client.send(h11.Data(data=response.body))
         await self._client.send(h11.EndOfMessage())
+
+    @property
+    def _is_wrong(self) -> bool:
+        return HTTPStatus.BAD_REQUEST <= self._status < HTTPStatus.INTERNAL_SERVER_ERROR
 
     def _log(self, code: ErrorCode | None) -> None:
         access = self._access

@@ -48,12 +48,35 @@ _HOP_BY_HOP = frozenset(
 )
 _OWN_REQUEST_HEADERS = frozenset({*TOKEN_HEADERS, b"host", b"cookie", b"origin", b"referer", b"forwarded"})
 """Headers of a request that are removed or translated, with all that begin with ``x-forwarded-``."""
+_DROPPED_RESPONSE_HEADERS = frozenset({b"alt-svc", b"clear-site-data"})
+"""Headers of a response by which a page would lead the browser to other servers, or delete the cookies of the whole domain."""
 _ORIGIN_WIDE = frozenset(
-    {b"set-cookie", b"clear-site-data", b"strict-transport-security", b"service-worker-allowed", b"public-key-pins", b"nel", b"report-to"}
+    {
+        b"accept-ch",
+        b"nel",
+        b"public-key-pins",
+        b"public-key-pins-report-only",
+        b"report-to",
+        b"reporting-endpoints",
+        b"service-worker-allowed",
+        b"set-cookie",
+        b"set-login",
+        b"strict-transport-security",
+        b"use-as-dictionary",
+        b"www-authenticate",
+    }
 )
 """Headers of a response that change an origin as a whole."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PAIR = re.compile(rb"\s*;\s*")
+_SHARED_CACHES = frozenset({b"surrogate-control", b"cdn-cache-control"})
+_CLIENT_ADDRESS = frozenset({b"x-real-ip", b"true-client-ip", b"x-client-ip", b"cf-connecting-ip"})
+_CREDENTIALS = frozenset({b"authorization", b"x-access-token", b"x-api-key"})
+"""Headers in which clients of this service send API keys and tokens of sandboxes, and clients of programs something else."""
+_KEY = re.compile(rb"\b(?:sandlot_[A-Za-z0-9_-]{43}|e2b_[0-9a-f]{64})")
+MAX_TOKENS: Final = 4
+"""Number of tokens of a request that are checked. Each check takes some microseconds."""
+_HOST = re.compile(r"[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 _TOKEN_IN_URL = re.compile(rb"%s=|%s[0-9]+-sb-" % (TOKEN_PARAMETER.encode(), PATH_PREFIX.encode()))
 
 
@@ -80,7 +103,8 @@ class PreviewRequest:
         target: Target of the request for the program: path and query.
         origin: Origin of the preview as the client sees it, such as ``http://3000-sb-….localhost:8081``.
         path: Prefix of the path form, ``/p/TOKEN``; None for the host form.
-        tokens: Tokens of headers, of the query or of the path.
+        header_tokens: Tokens of headers, which programs send.
+        tokens: Tokens of the query or of the path, which stand in URLs.
         cookie_tokens: Tokens of cookies, which browsers send also for requests that another site's page makes.
         redeem: True if the token stands in the query, and a browser navigates: the token is exchanged for a cookie.
         is_preflight: True for a request by which a browser asks whether a page of the path form may send another request.
@@ -92,6 +116,7 @@ class PreviewRequest:
     target: bytes
     origin: str
     path: str | None
+    header_tokens: tuple[str, ...]
     tokens: tuple[str, ...]
     cookie_tokens: tuple[str, ...]
     redeem: bool
@@ -124,13 +149,15 @@ def parse_request(method: bytes, target: bytes, headers: Iterable[tuple[bytes, b
         fields.setdefault(name, []).append(value)
     if not target.startswith(b"/") or method == b"CONNECT":
         raise InvalidRequestError("The target of the request is not a path.", hint="Send the request directly, not as to a proxy.")
-    if b"transfer-encoding" in fields and b"content-length" in fields:
+    if has_two_lengths(fields):
         raise InvalidRequestError("The request has both Transfer-Encoding and Content-Length.", hint="Send one of the two.")
     upgrade = _wants_websocket(fields)
     host = _first(fields, b"host")
+    if host and _HOST.fullmatch(host) is None:
+        raise InvalidRequestError("The Host header of the request is not a host.", hint="Send the host of the URL, such as example.com:8080.")
     named = address.parse_host(host)
     is_navigation = method in {b"GET", b"HEAD"} and "text/html" in _first(fields, b"accept") and _first(fields, b"sec-fetch-mode") in {"", "navigate"}
-    header_tokens = [value.decode("latin-1") for name in TOKEN_HEADERS for value in fields.get(name, ())]
+    header_tokens = tuple(value.decode("latin-1") for name in TOKEN_HEADERS for value in fields.get(name, ()))[:MAX_TOKENS]
     if named is not None:
         check_port(named[1])
         origin = f"{scheme}://{_without_default_port(host.lower(), scheme)}"
@@ -141,18 +168,17 @@ def parse_request(method: bytes, target: bytes, headers: Iterable[tuple[bytes, b
             target=stripped,
             origin=origin,
             path=None,
-            tokens=(*header_tokens, *query_tokens),
-            cookie_tokens=_cookie_tokens(fields) if _is_from_own_page(method, fields, origin) else (),
+            header_tokens=header_tokens,
+            tokens=tuple(query_tokens[:MAX_TOKENS]),
+            cookie_tokens=_cookie_tokens(fields)[:MAX_TOKENS] if _is_from_own_page(method, fields, origin) else (),
             redeem=bool(query_tokens) and is_navigation and not upgrade,
             is_preflight=False,
             upgrade=upgrade,
         )
-    return _parse_path_form(method, target, fields, f"{scheme}://{host}", header_tokens, upgrade=upgrade)
+    return _parse_path_form(method, target, fields, f"{scheme}://{host}", upgrade=upgrade)
 
 
-def _parse_path_form(
-    method: bytes, target: bytes, fields: dict[bytes, list[bytes]], origin: str, header_tokens: list[str], *, upgrade: bool
-) -> PreviewRequest:
+def _parse_path_form(method: bytes, target: bytes, fields: dict[bytes, list[bytes]], origin: str, *, upgrade: bool) -> PreviewRequest:
     path = target.decode("latin-1")
     token, slash, rest = path.removeprefix(PATH_PREFIX).partition("/")
     token, question, query = token.partition("?")
@@ -171,7 +197,8 @@ def _parse_path_form(
         target=f"/{rest}".encode("latin-1") if slash else f"/{question}{query}".encode("latin-1"),
         origin=origin,
         path=f"{PATH_PREFIX}{token}",
-        tokens=(unquote(token), *header_tokens),
+        header_tokens=(),
+        tokens=(unquote(token),),
         cookie_tokens=(),
         redeem=not slash,
         is_preflight=is_preflight,
@@ -211,7 +238,7 @@ def request_to_program(headers: Iterable[tuple[bytes, bytes]], request: PreviewR
         client: Client of the connection.
     """
     headers = list(headers)
-    dropped = _HOP_BY_HOP | _OWN_REQUEST_HEADERS | _named_in_connection(headers)
+    dropped = _HOP_BY_HOP | _OWN_REQUEST_HEADERS | _CLIENT_ADDRESS | _named_in_connection(headers)
     program_origin = f"http://{host}".encode("latin-1")
     sent: Headers = [(b"host", host.encode("latin-1"))]
     for name, value in headers:
@@ -223,7 +250,7 @@ def request_to_program(headers: Iterable[tuple[bytes, bytes]], request: PreviewR
                 sent.append((name, program_origin + own_page))
             elif _TOKEN_IN_URL.search(value) is None:
                 sent.append((name, value))
-        elif name not in dropped and not name.startswith(b"x-forwarded-"):
+        elif name not in dropped and not name.replace(b"_", b"-").startswith(b"x-forwarded-") and not _is_own_secret(name, value, request.sandbox):
             sent.append((name, value))
     if cookies := [] if request.is_path_form else _program_cookies(headers):
         sent.append((b"cookie", b"; ".join(cookies)))
@@ -250,7 +277,7 @@ def response_to_client(headers: Iterable[tuple[bytes, bytes]], request: PreviewR
         origin_is_null: True if the request came from a page of the path form (``Origin: null``).
     """
     headers = list(headers)
-    dropped = _HOP_BY_HOP | _named_in_connection(headers) | {b"alt-svc"} | (_ORIGIN_WIDE if request.is_path_form else frozenset())
+    dropped = _HOP_BY_HOP | _named_in_connection(headers) | _DROPPED_RESPONSE_HEADERS | (_ORIGIN_WIDE if request.is_path_form else frozenset())
     program_origin = f"http://{host}".encode("latin-1")
     if any(name == b"transfer-encoding" for name, _ in headers):
         dropped |= {b"content-length"}  # which has no meaning then (RFC 9112, 6.3)
@@ -274,7 +301,11 @@ def response_to_client(headers: Iterable[tuple[bytes, bytes]], request: PreviewR
 
 def path_form_headers(*, origin_is_null: bool) -> Headers:
     """Return the headers that isolate a page of the path form, and let such a page read its own data."""
-    return [(b"content-security-policy", PATH_FORM_POLICY), *([(b"access-control-allow-origin", b"null")] if origin_is_null else [])]
+    return [
+        (b"content-security-policy", PATH_FORM_POLICY),
+        (b"vary", b"Origin"),
+        *([(b"access-control-allow-origin", b"null")] if origin_is_null else []),
+    ]
 
 
 def preflight_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -287,6 +318,26 @@ def preflight_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     if b"access-control-request-headers" in wanted:
         allowed.append((b"access-control-allow-headers", wanted[b"access-control-request-headers"]))
     return [*allowed, *path_form_headers(origin_is_null=True), (b"content-length", b"0")]
+
+
+def without_shared_caches(headers: Headers) -> Headers:
+    """Return the headers of a response that only its client may keep: a cache in front would give a private response to strangers."""
+    kept = [(name, value) for name, value in headers if name not in _SHARED_CACHES and not name.endswith(b"-cdn-cache-control")]
+    policies = [value for name, value in kept if name == b"cache-control"]
+    directives = [each.strip() for value in policies for each in value.split(b",")]
+    own = [each for each in directives if each and each.lower() not in {b"public", b"private"} and not each.lower().startswith(b"s-maxage")]
+    return [*((name, value) for name, value in kept if name != b"cache-control"), (b"cache-control", b", ".join([b"private", *own]))]
+
+
+def has_two_lengths(headers: Iterable[tuple[bytes, bytes]] | dict[bytes, list[bytes]]) -> bool:
+    """Return whether a request has both Transfer-Encoding and Content-Length, about whose end two servers can disagree (RFC 9112, 11.2)."""
+    names = {name if isinstance(name, bytes) else name[0] for name in headers}
+    return {b"transfer-encoding", b"content-length"} <= names
+
+
+def _is_own_secret(name: bytes, value: bytes, sandbox: SandboxId) -> bool:
+    """Return whether a header has a key or a token of this service, which a program must not get."""
+    return name in _CREDENTIALS and (b".%s." % sandbox.encode() in value or _KEY.search(value) is not None)
 
 
 def _wants_websocket(fields: dict[bytes, list[bytes]]) -> bool:
@@ -315,10 +366,11 @@ def _is_from_own_page(method: bytes, fields: dict[bytes, list[bytes]], origin: s
     if b"origin" in fields:
         return _first(fields, b"origin") == origin
     site = _first(fields, b"sec-fetch-site")
-    if not site and origin.startswith("http:"):
-        # Browsers send Fetch Metadata to HTTPS and to localhost only. No script can add Upgrade-Insecure-Requests to a request for another host.
+    if not site:
+        # Browsers send Fetch Metadata to HTTPS and to localhost only, and old ones not at all. No script can add Upgrade-Insecure-Requests to a
+        # request for another host.
         return b"upgrade-insecure-requests" in fields or _first(fields, b"referer").startswith(f"{origin}/")
-    if site in {"", "same-origin", "none"}:
+    if site in {"same-origin", "none"}:
         return True
     return method == b"GET" and (_first(fields, b"sec-fetch-mode"), _first(fields, b"sec-fetch-dest")) == ("navigate", "document")
 
@@ -368,7 +420,7 @@ def _relative(target: bytes) -> bytes:
 def _own_host_only(cookie: bytes) -> bytes | None:
     """Return a cookie of a program without ``Domain``; None if its name is one of the service's."""
     pair, *attributes = cookie.split(b";")
-    if _name_of(pair) in {COOKIE, HOST_COOKIE}:
+    if _name_of(pair) in {b"", COOKIE, HOST_COOKIE}:  # browsers send a cookie without a name as its value alone
         return None
     return b";".join([pair, *(each for each in attributes if _name_of(each).lower() != b"domain")])
 

@@ -23,7 +23,7 @@ from sandlot.compat.vendor import VendorApi
 from sandlot.core.node import Node
 from sandlot.model.errors import HostError, InvalidRequestError, UnavailableError
 from sandlot.server.preview.client_stream import ClientStream
-from sandlot.server.preview.connection import ClientConnection
+from sandlot.server.preview.connection import STALL_TIMEOUT_S, ClientConnection
 from sandlot.server.preview.forwarding import Client, Headers
 from sandlot.server.preview.program_connection import ProgramConnections
 from sandlot.server.preview.responses import refused_connection
@@ -34,6 +34,8 @@ from sandlot.web.preview_urls import LOCALHOST, PreviewAddress, no_previews
 from sandlot.web.request_turns import RequestTurns
 
 LOOPBACK: Final = "127.0.0.1"
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""Seconds for which the client has to complete the handshake of TLS, and to respond to its end."""
 MAX_PORT: Final = 65535
 PORT_FILE: Final = "preview-port"
 """File in the data directory with the port of a local service."""
@@ -139,8 +141,14 @@ class PreviewListener:
         if self._local:
             with suppress(OSError):
                 (settings.data_dir / PORT_FILE).write_text(str(port))
+        tls_timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: ClientStream(self._connected), sock=bound, ssl=tls, backlog=listener.BACKLOG
+            lambda: ClientStream(self._connected),
+            sock=bound,
+            ssl=tls,
+            backlog=listener.BACKLOG,
+            ssl_handshake_timeout=tls_timeout_s,
+            ssl_shutdown_timeout=tls_timeout_s,
         )
         _log.info("preview.listening", host=host, port=port, domain=self.address.authority)
 
@@ -152,16 +160,17 @@ class PreviewListener:
         return port if 0 < port <= MAX_PORT else 0
 
     def _connected(self, stream: ClientStream) -> None:
+        """Serve a connection, or refuse it if its address has too many. Its place is kept until the connection is closed."""
         try:
             share = self._shares.open(stream.address, stream.transport.abort)
         except UnavailableError as error:
             stream.transport.write(refused_connection(error))
-            stream.transport.close()
+            stream.close(STALL_TIMEOUT_S)
             return
+        stream.closed.add_done_callback(lambda _: share.lost())
         task = asyncio.create_task(self._serve(ClientConnection(stream, share, self), stream))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(lambda _: share.lost())
 
     async def _serve(self, connection: ClientConnection, stream: ClientStream) -> None:
         try:
@@ -173,7 +182,7 @@ class PreviewListener:
             _log.exception("preview.defect")
             stream.transport.abort()
         finally:
-            stream.transport.close()
+            stream.close(STALL_TIMEOUT_S)
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:

@@ -31,6 +31,8 @@ FRESH_S: Final = 1.0
 MAX_IDLE: Final = 16
 MAX_IDLE_ALL: Final = 256
 MAX_HEAD_BYTES: Final = 64 * 1024
+EVENTS_PER_TURN: Final = 64
+"""Parts of a response after which other tasks run. A program may send each byte in a chunk of its own."""
 
 Key = tuple[SandboxId, int]
 Connect = Callable[[PreviewAccess], Coroutine[None, None, Tunnel]]
@@ -45,12 +47,13 @@ class ProgramConnection:
         is_reused: True from the second request on.
     """
 
-    __slots__ = ("_aborting", "_reading", "_tunnel", "has_received", "http", "idle_since_s", "is_reused")
+    __slots__ = ("_aborting", "_events", "_reading", "_tunnel", "has_received", "http", "idle_since_s", "is_reused")
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._reading: asyncio.Future[bytes] | None = None
         self._aborting: asyncio.Future[None] | None = None
+        self._events = 0
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_received = False
         self.is_reused = False
@@ -76,6 +79,9 @@ class ProgramConnection:
         while True:
             event = self.http.next_event()
             if event is not h11.NEED_DATA:
+                self._events += 1
+                if self._events % EVENTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 return event  # type: ignore[return-value] # NEED_DATA is excluded
             data = await self.read()
             self.has_received = self.has_received or bool(data)
@@ -110,7 +116,8 @@ class ProgramConnection:
 
     def abort(self) -> None:
         """Close the connection in the background. The program sees a reset, and :meth:`next_event` and :meth:`read` end."""
-        self._aborting = asyncio.ensure_future(self._tunnel.aclose())
+        if self._aborting is None:
+            self._aborting = asyncio.ensure_future(self._tunnel.aclose())
 
     async def aclose(self) -> None:
         """Close the connection. Idempotent."""
@@ -120,9 +127,9 @@ class ProgramConnection:
             await asyncio.wait({reading})
             if not reading.cancelled():
                 reading.exception()  # retrieved
-        if self._aborting is not None:
-            await self._aborting
-        await self._tunnel.aclose()
+        if self._aborting is None:
+            self._aborting = asyncio.ensure_future(self._tunnel.aclose())
+        await self._aborting
 
     async def _read_tunnel(self) -> bytes:
         try:
@@ -169,7 +176,7 @@ class ProgramConnections:
             self._forget(connection)
             if access.is_running and not connection.is_ended and (is_repeatable or self._now_s() - connection.idle_since_s < FRESH_S):
                 return connection
-            self._close(connection)
+            self.close(connection)
         return ProgramConnection(await self._connect(access))
 
     async def open(self, access: PreviewAccess) -> ProgramConnection:
@@ -180,11 +187,11 @@ class ProgramConnections:
         """
         return ProgramConnection(await self._connect(access))
 
-    async def give_back(self, access: PreviewAccess, connection: ProgramConnection) -> None:
+    def give_back(self, access: PreviewAccess, connection: ProgramConnection) -> None:
         """Keep a connection for a further request, or close it if there can be none."""
         key = (access.sandbox, access.port)
         if len(self._of_key.get(key, ())) >= MAX_IDLE or not connection.start_idling(lambda: self._drop(connection)):
-            await connection.aclose()
+            self.close(connection)
             return
         connection.idle_since_s = self._now_s()
         self._idle[connection] = key
@@ -194,7 +201,7 @@ class ProgramConnections:
         self._set_timer()
 
     async def aclose(self) -> None:
-        """Close all idle connections."""
+        """Close all idle connections, and wait until all connections that are not in use are closed."""
         if self._timer is not None:
             self._timer.cancel()
         for connection in list(self._idle):
@@ -205,9 +212,11 @@ class ProgramConnections:
     def _drop(self, connection: ProgramConnection) -> None:
         if connection in self._idle:
             self._forget(connection)
-            self._close(connection)
+            self.close(connection)
 
-    def _close(self, connection: ProgramConnection) -> None:
+    def close(self, connection: ProgramConnection) -> None:
+        """Close a connection in the background, whatever happens to the task of its client."""
+
         async def close() -> None:
             with suppress(SandlotError):
                 await connection.aclose()

@@ -27,6 +27,13 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+_RELOAD = """
+<script>
+const reload = () => location.reload();
+setTimeout(() => document.hidden ? document.addEventListener("visibilitychange", reload) : reload(), {after_ms});
+</script>"""
+"""A tab that nobody looks at is not loaded again: each request resumes the sandbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnResponse:
@@ -108,6 +115,6 @@ def not_listening(error: NotFoundError, port: int) -> NotFoundError:
 
 
 def _page(error: SandlotError, after_s: int | None) -> bytes:
-    reload = "" if after_s is None else f'\n<meta http-equiv="refresh" content="{after_s}">'
+    reload = "" if after_s is None else _RELOAD.format(after_ms=after_s * 1000)
     title = "Nothing is running here yet" if error.code is ErrorCode.PORT_NOT_FOUND else "This preview cannot be shown"
     return _PAGE.format(reload=reload, title=html.escape(title), message=html.escape(error.message), hint=html.escape(error.hint or "")).encode()

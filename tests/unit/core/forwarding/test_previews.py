@@ -66,8 +66,9 @@ async def test_strangers_cannot_tell_a_private_sandbox_from_a_missing_one(rig: R
 async def test_the_token_of_the_sandbox_opens_all_ports_of_it(rig: Rig) -> None:
     sandbox, other = await rig.create(), await rig.create()
     token = rig.tokens.sandbox_token(SIGNER, sandbox)
-    assert rig.previews.authorize(sandbox, 4000, [token]).lifetime_s is None
+    assert rig.previews.authorize(sandbox, 4000, [], [token]).lifetime_s is None
     rig.denied(other, 4000, token)
+    rig.denied(sandbox, 4000, token)  # in a URL or a cookie
 
 
 async def test_a_changed_token_opens_nothing(rig: Rig) -> None:

@@ -60,7 +60,8 @@ async def test_bodies_pass_both_ways_and_the_connection_is_kept(world: World) ->
         client.write(head("Content-Length: 6", path="/execute?a=b") + b"abcdef")
         response = await client.response()
         assert (response.status, response.values("x-a"), response.body) == (201, ["b"], b"abcdef")
-    assert [(scope["path"], scope["query_string"], scope["state"]) for scope in scopes] == [("/e2b/execute", b"a=b", {})] * 2
+    assert [(scope["path"], scope["query_string"]) for scope in scopes] == [("/e2b/execute", b"a=b")] * 2
+    assert "peer" not in scopes[0]["state"]
     assert world.tunnels == 0
 
 
@@ -94,3 +95,46 @@ async def test_a_response_that_the_app_does_not_complete_ends_the_connection(wor
     client = await world.open()
     client.write(head("Content-Length: 0"))
     assert not (await client.read_to_end()).endswith(b"abcde")
+
+
+async def test_a_response_to_head_has_no_body(world: World) -> None:
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"3")]})
+        await send({"type": "http.response.body", "body": b"abc"})
+
+    world.listener.app = app
+    client = await world.open()
+    for _ in range(2):
+        client.write(head(method="HEAD"))
+        assert (await client.response(has_body=False)).status == 404
+
+
+async def test_an_app_whose_client_has_left_gets_no_error(world: World) -> None:
+    begun, sent = asyncio.Event(), asyncio.Event()
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        begun.set()
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 200_000})
+        sent.set()
+
+    world.listener.app = app
+    client = await world.open()
+    client.write(head("Content-Length: 0"))
+    async with asyncio.timeout(WAIT_S):
+        await begun.wait()
+        client.close()
+        await sent.wait()
+
+
+async def test_two_lengths_reach_no_app(world: World) -> None:
+    async def app(_: Scope, __: Receive, ___: Send) -> None:
+        raise AssertionError
+
+    world.listener.app = app
+    client = await world.open()
+    client.write(head("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n")
+    assert (await client.response()).status == 400

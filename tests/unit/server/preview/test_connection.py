@@ -110,7 +110,7 @@ async def test_no_listener_gives_browsers_a_page_that_reloads_and_programs_json(
     head = f"GET / HTTP/1.1\r\nHost: 3001-{SANDBOX}.localhost\r\nX-Sandlot-Preview-Token: {token_of(SANDBOX, 3001)}\r\n"
     page = await world.request(f"{head}Accept: text/html\r\n\r\n".encode())
     assert page.status == 502
-    assert b'http-equiv="refresh"' in page.body
+    assert b"location.reload()" in page.body
     problem = await world.request(f"{head}\r\n".encode())
     assert problem.status == 502
     assert json.loads(problem.body)["code"] == "port_not_found"
@@ -452,6 +452,57 @@ async def test_a_connection_that_is_refused_gets_a_response(world: World, monkey
     monkeypatch.setattr(connections, "GRACE_S", 3600)
     clients = [await world.open() for _ in range(MAX_CONNECTIONS // connections.SHARES + 1)]
     assert (await clients[-1].read_to_end()).startswith(b"HTTP/1.1 503 ")
+
+
+async def test_requests_that_arrive_together_let_other_tasks_run(world: World) -> None:
+    client = await world.open()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    client.write(world.head(token=False) * 10)
+    for _ in range(10):
+        assert (await client.response()).status == 401
+    counting.cancel()
+    assert turns >= 10
+
+
+async def test_a_connection_with_many_refused_requests_is_closed(world: World) -> None:
+    client = await world.open()
+    client.write(world.head(token=False) * 100)
+    assert (await client.read_to_end()).count(b"HTTP/1.1 401") == connection.MAX_REFUSALS
+
+
+async def test_many_informational_responses_are_an_error(world: World) -> None:
+    async def respond(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 1000)
+
+    world.program.respond = respond
+    client = await world.open()
+    client.write(world.head())
+    statuses = [(await client.response_head()).status for _ in range(connection.MAX_INFORMATIONAL + 1)]
+    assert statuses == [103] * connection.MAX_INFORMATIONAL + [502]
+
+
+async def test_a_client_that_leaves_while_nothing_is_read_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ACCESS_CHECK_S", 0.02)
+    arrived = asyncio.Event()
+
+    async def respond(_: bytes, __: asyncio.StreamWriter) -> None:
+        arrived.set()
+
+    world.program.respond = respond
+    client = await world.open()
+    client.write(world.head() + world.head() * 3000)
+    async with asyncio.timeout(WAIT_S):
+        await arrived.wait()
+        client.abort()
+        await world.program.closed.wait()
 
 
 # Connections to programs ----------------------------------------------------------------------------------------------------

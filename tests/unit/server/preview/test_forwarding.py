@@ -104,23 +104,65 @@ def test_the_path_form_takes_the_token_from_the_path() -> None:
 
 
 def test_tokens_of_headers_and_cookies_are_found() -> None:
-    found = parse(
-        "/", ("x-sandlot-preview-token", "a"), ("e2b-traffic-access-token", "b"), ("cookie", "x=1; sandlot_preview=c; __Host-sandlot_preview=d")
-    )
-    assert (found.tokens, found.cookie_tokens) == (("a", "b"), ("c", "d"))
+    cookie = ("cookie", "x=1; sandlot_preview=c; __Host-sandlot_preview=d")
+    found = parse("/?sandlot_token=e", ("x-sandlot-preview-token", "a"), ("e2b-traffic-access-token", "b"), cookie, ("sec-fetch-site", "none"))
+    assert (found.header_tokens, found.tokens, found.cookie_tokens) == (("a", "b"), ("e",), ("c", "d"))
+
+
+def test_few_tokens_of_a_request_are_checked() -> None:
+    many = "; ".join(["sandlot_preview=c"] * 100)
+    found = parse("/?" + "&".join(["sandlot_token=t"] * 100), ("cookie", many), ("sec-fetch-site", "none"))
+    assert (len(found.tokens), len(found.cookie_tokens)) == (forwarding.MAX_TOKENS, forwarding.MAX_TOKENS)
+
+
+@pytest.mark.parametrize("host", [f"{HOST}:80@evil.example", f"{HOST}/x", "a b", "localhost:x", "[::1"])
+def test_a_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse(host=host)
+
+
+@pytest.mark.parametrize(
+    "name, value, kept",
+    [
+        ("x-access-token", "theirs", True),
+        ("x-access-token", f"0123456789ab.{SANDBOX}.signature", False),
+        ("authorization", f"Bearer local.{SANDBOX}.signature", False),
+        ("authorization", "Bearer sandlot_" + "a" * 43, False),
+        ("x-api-key", "e2b_" + "0" * 64, False),
+        ("x-api-key", "e2b_" + "0" * 40, True),
+        ("x_forwarded_for", "10.0.0.1", False),
+        ("x-real-ip", "10.0.0.1", False),
+    ],
+)
+def test_keys_and_tokens_of_the_service_and_addresses_that_a_client_claims_reach_no_program(name: str, value: str, *, kept: bool) -> None:
+    assert (name in to_program(parse(), (name, value))) == kept
+
+
+@pytest.mark.parametrize(
+    "sent, received",
+    [
+        ([], "private"),
+        (["public, max-age=60"], "private, max-age=60"),
+        (["s-maxage=9, no-cache", "no-store"], "private, no-cache, no-store"),
+        (["private"], "private"),
+    ],
+)
+def test_a_shared_cache_keeps_no_private_response(sent: list[str], received: str) -> None:
+    headers = [(b"etag", b"e"), (b"cdn-cache-control", b"max-age=9"), *((b"cache-control", value.encode()) for value in sent)]
+    assert forwarding.without_shared_caches(headers) == [(b"etag", b"e"), (b"cache-control", received.encode())]
 
 
 @pytest.mark.parametrize(
     "scheme, header, counts",
     [
-        ("https", ("accept", "*/*"), True),
+        ("https", ("accept", "*/*"), False),
         ("http", ("accept", "*/*"), False),
         ("http", ("upgrade-insecure-requests", "1"), True),
         ("http", ("referer", f"http://{HOST}/page"), True),
         ("http", ("referer", f"http://{HOST}.evil.example/"), False),
     ],
 )
-def test_cookie_without_fetch_metadata_counts_over_http_for_the_own_page_and_tabs(scheme: str, header: tuple[str, str], *, counts: bool) -> None:
+def test_cookie_without_fetch_metadata_counts_for_the_own_page_and_tabs(scheme: str, header: tuple[str, str], *, counts: bool) -> None:
     address = PreviewAddress(scheme, ADDRESS.domain)
     assert bool(parse("/", ("cookie", "sandlot_preview=a"), header, address=address).cookie_tokens) == counts
 
@@ -190,6 +232,7 @@ def test_the_masked_host_is_used_for_host_and_origin() -> None:
         ("a=1;DOMAIN=x;HttpOnly", "a=1;HttpOnly"),
         ("a=Domain; Path=/Domain=x", "a=Domain; Path=/Domain=x"),
         ("sandlot_preview=x", None),
+        ("=sandlot_preview=x", None),
         ("__Host-sandlot_preview = x; Secure", None),
     ],
 )
@@ -249,7 +292,8 @@ def test_the_path_form_removes_what_changes_its_origin_and_isolates_the_page() -
         ("content-type", "text/html"),
     )
     policy = ("content-security-policy", "sandbox allow-scripts allow-forms")
-    assert to_client(request, *headers, origin_is_null=True) == [("content-type", "text/html"), policy, ("access-control-allow-origin", "null")]
+    isolated = [policy, ("vary", "Origin"), ("access-control-allow-origin", "null")]
+    assert to_client(request, *headers, origin_is_null=True) == [("content-type", "text/html"), *isolated]
 
 
 @pytest.mark.parametrize("target", ["//evil.example/x", "/\\evil.example", "///evil.example"])

@@ -164,10 +164,10 @@ class World:
         """Host of the preview of the first sandbox."""
         return self.listener.address.host(SANDBOX, PORT)
 
-    def authorize(self, sandbox: str, port: int, tokens: Iterable[str]) -> PreviewAccess:
+    def authorize(self, sandbox: str, port: int, tokens: Iterable[str], header_tokens: Iterable[str]) -> PreviewAccess:
         """Take the place of the service's own decision."""
         self.authorized += 1
-        token = next((each for each in tokens if each == token_of(sandbox, port)), None)
+        token = next((each for each in (*header_tokens, *tokens) if each == token_of(sandbox, port)), None)
         if token is None and sandbox not in self.public:
             raise preview_denied()
         return PreviewAccess(OPERATOR, SandboxId(sandbox), port, f"localhost:{port}", self.is_running, token, None if token is None else 60.0)
@@ -231,6 +231,10 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._writer.close()
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        self._writer.transport.abort()
 
     async def read(self, size: int) -> bytes:
         """Return exactly so many bytes."""
