@@ -103,6 +103,7 @@ __all__ = [  # noqa: F405 - for type checkers of the star import above, for Pyth
     "PoolInfo",
     "Pools",
     "PortForward",
+    "PrintedUrl",
     "ProcessInfo",
     "Program",
     "ProgramOptions",

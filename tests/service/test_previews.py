@@ -247,6 +247,25 @@ def test_curl_opens_the_url_as_it_is(sandbox: Sandbox) -> None:
     assert subprocess.run(["curl", "-sS", "--noproxy", "*", url], capture_output=True, text=True, check=True).stdout == "<p>hello from inside</p>"
 
 
+def test_url_that_a_server_prints_comes_with_its_preview(sandbox: Sandbox) -> None:
+    server = sandbox.commands.run("exec python3 -u -m http.server 8001 --directory /tmp", background=True)
+    try:
+        while not server.urls:
+            assert server.poll() is None
+            time.sleep(0.02)
+        assert "http://0.0.0.0:8001/" in server.stdout
+        printed = server.urls[0]
+        assert (printed.printed, printed.port) == ("http://0.0.0.0:8001/", 8001)
+        page = Preview(printed.url.replace("/?", "/server.py?"))
+        with page.client() as client:
+            assert client.get("/server.py").text == INSIDE
+    finally:
+        server.kill()
+    echoed = sandbox.commands.run("echo http://localhost:8000/page")
+    assert [each.port for each in echoed.urls] == [PORT]
+    assert subprocess.run(["curl", "-sS", "--noproxy", "*", echoed.urls[0].url], capture_output=True, text=True, check=True).stdout.endswith("</p>")
+
+
 def test_server_sent_events_arrive_one_by_one(preview: Preview) -> None:
     with preview.client() as client, preview.client() as other, client.stream("GET", "/events") as response:
         lines = response.iter_lines()

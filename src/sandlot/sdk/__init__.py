@@ -81,7 +81,7 @@ from sandlot.sdk.models.files import FileEntry, FileEvent, WatcherInfo
 from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey, QuotaUsage
 from sandlot.sdk.models.network import Network, NetworkDestination, NetworkInfo, NetworkRefusal
 from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
-from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, ProcessInfo
+from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, PrintedUrl, ProcessInfo
 from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, SandboxState, Usage
 from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
@@ -182,6 +182,7 @@ __all__ = [
     "PoolInfo",
     "Pools",
     "PortForward",
+    "PrintedUrl",
     "ProcessInfo",
     "Program",
     "ProgramOptions",

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from sandlot.model.output_capture import OutputCapture
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
-from sandlot.sdk.models.processes import CommandResult, Output, Stream
+from sandlot.sdk.models.processes import CommandResult, Output, PrintedUrl, Stream
 from sandlot.sdk.sse import Event
 
 Piece: TypeAlias = Output | Result | ExceptionInfo | ExecutionStarted | OutputCleared
@@ -73,6 +73,7 @@ class Transcript:
     stderr: StreamOutput = field(default_factory=StreamOutput)
     results: list[Result] = field(default_factory=list)
     error: ExceptionInfo | None = None
+    urls: list[PrintedUrl] = field(default_factory=list)
     end: dict[str, Any] | None = None
     events: int = 0
     """Number of events of code without those of output; a reader that returns continues after them."""
@@ -95,6 +96,8 @@ class Transcript:
                 if event.name == "started" and "execution_count" in data:
                     self.events += 1
                     return ExecutionStarted(self.id, int(data["execution_count"]))
+            case "url":
+                self._add_url(structure(PrintedUrl, data))
             case "exit":
                 self.end = data
             case _:
@@ -120,6 +123,11 @@ class Transcript:
         if not places:
             self.results.append(result)
         return result
+
+    def _add_url(self, url: PrintedUrl) -> None:
+        """Keep a URL. A stream that is continued may repeat the last ones, with other tokens."""
+        if all(each.printed != url.printed for each in self.urls):
+            self.urls.append(url)
 
     def over(self) -> bool:
         """Return True after the last event."""
@@ -158,6 +166,7 @@ class Transcript:
             "stderr": self.stderr.text(),
             "stdout_omitted_bytes": self.stdout.omitted,
             "stderr_omitted_bytes": self.stderr.omitted,
+            "urls": tuple(self.urls),
         }
 
     def _output(self, data: dict[str, Any]) -> Output | None:

@@ -51,6 +51,12 @@ def get_previews(request: HTTPConnection) -> PreviewAddresses:
     return previews
 
 
+def has_previews(request: HTTPConnection) -> bool:
+    """Return True if the service has an address for previews, or gets one on demand."""
+    previews: PreviewAddresses | None = request.app.state.previews
+    return previews is not None and previews.is_enabled
+
+
 async def get_preview_address(request: HTTPConnection) -> PreviewAddress | None:
     """Return the address of the previews of the service; None if it has none. A local service opens its listener first."""
     previews: PreviewAddresses | None = request.app.state.previews

@@ -56,16 +56,21 @@ class PreviewAddress:
         """Return the host of a preview, with the port if it is not the default."""
         return f"{preview_label(sandbox, port)}.{self.authority}"
 
-    def url(self, sandbox: SandboxId, port: int, token: str | None = None) -> str:
+    def url(self, sandbox: SandboxId, port: int, token: str | None = None, target: str = "") -> str:
         """Return the URL of a preview in the host form.
 
         Args:
             sandbox: Id of the sandbox.
             port: Port inside the sandbox.
             token: Preview token, which the first request of a browser exchanges for a cookie. None: a URL without a token, for public ports.
+            target: Path, query and fragment of the page. Default: ``/``.
         """
-        query = "" if token is None else f"?{TOKEN_PARAMETER}={quote(token)}"
-        return f"{self.scheme}://{self.host(sandbox, port)}/{query}"
+        resource, hash_, fragment = target.partition("#")
+        path, question, query = resource.partition("?")
+        if token is not None:
+            query = f"{query}&{TOKEN_PARAMETER}={quote(token)}" if query else f"{TOKEN_PARAMETER}={quote(token)}"
+            question = "?"
+        return f"{self.scheme}://{self.host(sandbox, port)}{path or '/'}{question}{query}{hash_}{fragment}"
 
     def path_url(self, token: str) -> str:
         """Return the URL of a preview in the path form."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sandlot.model.output_capture import HEAD_BYTES, TAIL_BYTES
 from sandlot.sdk.models.code import ExceptionInfo, OutputCleared, Result
-from sandlot.sdk.models.processes import Output
+from sandlot.sdk.models.processes import Output, PrintedUrl
 from sandlot.sdk.sse import Event
 from sandlot.sdk.transcript import Transcript
 
@@ -52,6 +52,16 @@ def test_what_was_read_before_is_not_taken_again() -> None:
     assert piece == Output("stdout", b" world")
     assert transcript.feed(output(b"hello world", 0)) is None
     assert transcript.stdout.text() == "hello world"
+
+
+def test_printed_urls_are_kept_once() -> None:
+    transcript = Transcript()
+    for token in ("1", "2"):  # a stream that is continued may repeat an event, with another token
+        transcript.feed(Event("url", {"printed": "http://localhost:8000", "port": 8000, "url": f"http://preview/?sandlot_token={token}"}))
+    transcript.feed(Event("exit", {"exit_code": 0}))
+    result = transcript.command_result()
+    assert result is not None
+    assert result.urls == (PrintedUrl("http://localhost:8000", 8000, "http://preview/?sandlot_token=1"),)
 
 
 def test_a_gap_is_counted_whether_it_is_told_or_seen() -> None:

@@ -37,6 +37,9 @@ def test_urls_have_the_port_of_the_domain_and_escape_the_token() -> None:
     assert address.host(SANDBOX, 3000) == f"3000-{SANDBOX}.localhost:8081"
     assert address.url(SANDBOX, 3000) == f"http://3000-{SANDBOX}.localhost:8081/"
     assert address.url(SANDBOX, 3000, "a&b") == f"http://3000-{SANDBOX}.localhost:8081/?sandlot_token=a%26b"
+    assert address.url(SANDBOX, 3000, "t", "/a?b=1#c") == f"http://3000-{SANDBOX}.localhost:8081/a?b=1&sandlot_token=t#c"
+    assert address.url(SANDBOX, 3000, "t", "#c?d") == f"http://3000-{SANDBOX}.localhost:8081/?sandlot_token=t#c?d"
+    assert address.url(SANDBOX, 3000, target="?b=1") == f"http://3000-{SANDBOX}.localhost:8081/?b=1"
     assert address.path_url("a.b") == "http://localhost:8081/p/a.b/"
 
 

@@ -14,7 +14,7 @@ from sandlot.sdk import requests, responses
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.converter import structure, structure_list
-from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
+from sandlot.sdk.models.processes import CommandResult, Output, PrintedUrl, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
 
@@ -270,6 +270,11 @@ class AsyncCommandHandle:
     def stderr(self) -> str:
         """Standard error that this handle has read so far."""
         return self._transcript.stderr.text()
+
+    @property
+    def urls(self) -> tuple[PrintedUrl, ...]:
+        """Previews of the loopback URLs in the output that this handle has read so far."""
+        return tuple(self._transcript.urls)
 
     @property
     def stdout_offset(self) -> int:

@@ -21,7 +21,7 @@ from sandlot.sdk._sync.commands import deliver_output, deliver_remainders, strea
 from sandlot.sdk._sync.transport import Transport, wait_before_resuming
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.code import CodeEvent, ExceptionInfo, Execution, Result
-from sandlot.sdk.models.processes import Output
+from sandlot.sdk.models.processes import Output, PrintedUrl
 from sandlot.sdk.transcript import Piece, Transcript
 
 INTERRUPT_TIMEOUT_S = 10.0
@@ -92,6 +92,11 @@ class CodeHandle:
     def results(self) -> tuple[Result, ...]:
         """Rich results that this handle has read so far."""
         return tuple(self._transcript.results)
+
+    @property
+    def urls(self) -> tuple[PrintedUrl, ...]:
+        """Previews of the loopback URLs in the output that this handle has read so far."""
+        return tuple(self._transcript.urls)
 
     @property
     def result(self) -> Execution | None:

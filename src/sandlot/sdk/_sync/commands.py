@@ -15,7 +15,7 @@ from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.converter import structure, structure_list
-from sandlot.sdk.models.processes import CommandResult, Output, ProcessInfo
+from sandlot.sdk.models.processes import CommandResult, Output, PrintedUrl, ProcessInfo
 from sandlot.sdk.transcript import Transcript
 
 
@@ -271,6 +271,11 @@ class CommandHandle:
     def stderr(self) -> str:
         """Standard error that this handle has read so far."""
         return self._transcript.stderr.text()
+
+    @property
+    def urls(self) -> tuple[PrintedUrl, ...]:
+        """Previews of the loopback URLs in the output that this handle has read so far."""
+        return tuple(self._transcript.urls)
 
     @property
     def stdout_offset(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 from sandlot.model.errors import ExecutionFailedError
 from sandlot.model.faults import Fault
 from sandlot.sdk.models.executions import ExecutionStatus
-from sandlot.sdk.models.processes import Output
+from sandlot.sdk.models.processes import Output, PrintedUrl
 from sandlot.sdk.models.values import short_repr
 
 TIMED_OUT = 124
@@ -171,6 +171,7 @@ class Execution:
         stderr_omitted_bytes: Bytes left out of ``stderr``.
         results_omitted: Number of results left out.
         id: Id of the run.
+        urls: Previews of the first 10 loopback URLs in the output; empty if the service has no previews.
     """
 
     status: ExecutionStatus | str
@@ -185,6 +186,7 @@ class Execution:
     stderr_omitted_bytes: int = 0
     results_omitted: int = 0
     id: str = ""
+    urls: tuple[PrintedUrl, ...] = ()
 
     __repr__ = short_repr("status", "text", "stdout", "stderr", "error")
 

@@ -83,6 +83,21 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class PrintedUrl:
+    """A loopback URL that a program printed, such as ``http://localhost:5173/``, and the preview that opens the same page.
+
+    Args:
+        printed: URL as the program printed it.
+        port: Port inside the sandbox.
+        url: URL of the preview, with a token that is valid for a day unless the port is public.
+    """
+
+    printed: str
+    port: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChangedFile:
     """A file that a command created or changed.
 
@@ -118,6 +133,7 @@ class CommandResult:
         id: Id of the process.
         files: Files created or changed in the tracked directories, by path; None if none were tracked.
         files_more: True if the list of files is incomplete.
+        urls: Previews of the first 10 loopback URLs in the output; empty if the service has no previews.
     """
 
     exit_code: int
@@ -132,6 +148,7 @@ class CommandResult:
     id: str = ""
     files: tuple[ChangedFile, ...] | None = None
     files_more: bool = False
+    urls: tuple[PrintedUrl, ...] = ()
 
     __repr__ = short_repr("exit_code", "stdout", "stderr")
 

@@ -30,6 +30,7 @@ from sandlot.model.faults import Fault
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, CellSpec
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import EventTable, IdempotencyKey, Problem, documented_response
+from sandlot.server.v1.printed_urls import PRINTED_URLS_DESCRIPTION, PrintedUrlResponse, PrintedUrls
 from sandlot.server.v1.processes import MAX_WAIT_S, LostEvent, OutputEvent, captured
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -144,11 +145,12 @@ class CodeResultResponse(CodeOutcomeResponse):
     results: list[DisplayResponse] = Field(description="Results as a notebook shows them at the end: with updates applied, without cleared results.")
     results_omitted: int
     error: CodeErrorResponse | None
+    urls: list[PrintedUrlResponse] = Field(default=[], description=PRINTED_URLS_DESCRIPTION)
 
     @classmethod
-    def executed(cls, done: CodeResult) -> CodeResultResponse:
+    async def executed(cls, done: CodeResult, urls: PrintedUrls) -> CodeResultResponse:
         """Return the response for a code result."""
-        return cls(**_executed(done))
+        return cls(**await _executed(done, urls))
 
 
 class CodeOffsetsResponse(ResponseModel):
@@ -167,10 +169,10 @@ class CodeOutputResponse(CodeResultResponse):
     next: CodeOffsetsResponse = Field(description="Position from which the next request reads only new output.")
 
     @classmethod
-    def kept(cls, found: CodeResult) -> CodeOutputResponse:
+    async def kept(cls, found: CodeResult, urls: PrintedUrls) -> CodeOutputResponse:
         """Return the response for a code result."""
         at = CodeOffsetsResponse(events_from=found.position.events, stdout_from=found.position.stdout or 0, stderr_from=found.position.stderr or 0)
-        return cls(**_executed(found), done=found.outcome.status != RUNNING, next=at)
+        return cls(**await _executed(found, urls), done=found.outcome.status != RUNNING, next=at)
 
 
 class InterruptResponse(ResponseModel):
@@ -210,13 +212,15 @@ def _cell(outcome: CodeStatus) -> dict[str, Any]:
     }
 
 
-def _executed(done: CodeResult) -> dict[str, Any]:
+async def _executed(done: CodeResult, urls: PrintedUrls) -> dict[str, Any]:
+    output = captured(done.stdout, done.stderr)
     return {
         **_cell(done.outcome),
-        **captured(done.stdout, done.stderr),
+        **output,
         "results": [DisplayResponse.of(shown) for shown in done.results],
         "results_omitted": done.results_omitted,
         "error": None if done.error is None else CodeErrorResponse.of(done.error),
+        "urls": await urls.of(output["stdout"], output["stderr"]),
     }
 
 
@@ -244,6 +248,7 @@ CODE_EVENTS: EventTable = {
     "started": CodeStartedEvent,
     "output": OutputEvent,
     "lost": LostEvent,
+    "url": PrintedUrlResponse,
     "display": DisplayResponse,
     "clear": OutputClearedEvent,
     "error": CodeErrorResponse,
@@ -276,10 +281,9 @@ async def run(sandbox: str, body: RunCodeRequest, request: Request, idempotency_
         return json_response(AcceptedExecutionResponse(id=await code.launch(principal, sandbox, cell, idempotency_key=idempotency_key)), 202)
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, code.stream(principal, sandbox, cell, idempotency_key=idempotency_key))
-        return streaming.event_response(request, _events(stream, CodePosition()), stream.aclose)
-    return json_response(
-        CodeResultResponse.executed(await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key)))
-    )
+        return streaming.event_response(request, _events(stream, CodePosition(), PrintedUrls(request, sandbox)), stream.aclose)
+    done = await cancel_on_disconnect(request, code.run(principal, sandbox, cell, idempotency_key=idempotency_key))
+    return json_response(await CodeResultResponse.executed(done, PrintedUrls(request, sandbox)))
 
 
 @router.get(
@@ -296,9 +300,10 @@ async def get(sandbox: str, execution: str, query: Annotated[GetCodeQuery, Query
     if streaming.accepts_events(request):
         start = CodePosition(*(parse_event_id(request.headers.get("last-event-id", "")) or query.offsets))
         stream = await cancel_on_disconnect(request, code.follow(principal, sandbox, execution, start))
-        return streaming.event_response(request, _events(stream, start), stream.aclose)
+        return streaming.event_response(request, _events(stream, start, PrintedUrls(request, sandbox)), stream.aclose)
     work = code.read(principal, sandbox, execution, CodePosition(*query.offsets), wait_s=query.wait)
-    return json_response(CodeOutputResponse.kept(await cancel_on_disconnect(request, work)))
+    found = await cancel_on_disconnect(request, work)
+    return json_response(await CodeOutputResponse.kept(found, PrintedUrls(request, sandbox)))
 
 
 @router.post("/{execution}/interrupt", responses=documented_response(InterruptResponse, "Result of the interrupt."))
@@ -320,12 +325,14 @@ def parse_event_id(event_id: str) -> tuple[int, int, int] | None:
     return events_from, stdout_from, stderr_from
 
 
-async def _events(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterator[streaming.StreamEvent]:
+async def _events(stream: Stream[CodeEvent], start: CodePosition, urls: PrintedUrls) -> AsyncIterator[streaming.StreamEvent]:
     """Convert the events of a run. The id of an event is the position after it: ``STDOUT-STDERR-EVENTS``."""
     output, events = streaming.OutputEvents({Channel.STDOUT: start.stdout or 0, Channel.STDERR: start.stderr or 0}), start.events
     execution = ""
     async for item in stream:
         if isinstance(item, Output | OutputGap):
+            for url in await urls.events(item):
+                yield url
             for piece in output.feed(item):
                 yield piece._replace(id=f"{output.position}-{events}")
             continue
@@ -334,6 +341,8 @@ async def _events(stream: Stream[CodeEvent], start: CodePosition) -> AsyncIterat
             execution = item.execution
             yield streaming.StreamEvent("accepted", {"id": execution}, f"{output.position}-{events}")
         elif isinstance(item, CodeEnded):
+            for url in await urls.last_events():
+                yield url
             for piece in output.end():
                 yield piece._replace(id=f"{output.position}-{events}")
             yield streaming.StreamEvent("exit", CodeOutcomeResponse.of(item.status).model_dump())

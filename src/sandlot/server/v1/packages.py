@@ -10,6 +10,7 @@ from pydantic import Field
 from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
 from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
 from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
+from sandlot.server.v1.printed_urls import PrintedUrls
 from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, process_events
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -53,9 +54,6 @@ async def install(sandbox: str, body: InstallPackagesRequest, request: Request, 
     packages, principal, params = get_node(request).packages, get_principal(request), body.params()
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, packages.stream(principal, sandbox, params, idempotency_key=idempotency_key))
-        return streaming.event_response(request, process_events(stream), stream.aclose)
-    return json_response(
-        CommandResultResponse.finished(
-            await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key))
-        )
-    )
+        return streaming.event_response(request, process_events(stream, PrintedUrls(request, sandbox)), stream.aclose)
+    done = await cancel_on_disconnect(request, packages.install(principal, sandbox, params, idempotency_key=idempotency_key))
+    return json_response(await CommandResultResponse.finished(done, PrintedUrls(request, sandbox)))

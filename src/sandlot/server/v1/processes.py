@@ -27,6 +27,7 @@ from sandlot.model.output_capture import OutputCapture
 from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, raw_body
+from sandlot.server.v1.printed_urls import PRINTED_URLS_DESCRIPTION, PrintedUrlResponse, PrintedUrls
 from sandlot.web import streaming
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
@@ -160,11 +161,14 @@ class CommandResultResponse(ProcessExitEvent):
     stderr: str
     stdout_omitted_bytes: int
     stderr_omitted_bytes: int
+    urls: list[PrintedUrlResponse] = Field(default=[], description=PRINTED_URLS_DESCRIPTION)
 
     @classmethod
-    def finished(cls, done: CommandResult) -> CommandResultResponse:
+    async def finished(cls, done: CommandResult, urls: PrintedUrls) -> CommandResultResponse:
         """Return the response for a command result."""
-        return cls(**_exited(done.outcome), **captured(done.stdout, done.stderr), **changed_files(done.files))
+        output = captured(done.stdout, done.stderr)
+        found = await urls.of(output["stdout"], output["stderr"])
+        return cls(**_exited(done.outcome), **output, **changed_files(done.files), urls=found)
 
 
 class ProcessOutputResponse(ResponseModel):
@@ -176,6 +180,7 @@ class ProcessOutputResponse(ResponseModel):
     stderr: str
     stdout_omitted_bytes: int
     stderr_omitted_bytes: int
+    urls: list[PrintedUrlResponse] = Field(default=[], description=PRINTED_URLS_DESCRIPTION)
 
 
 class ProcessOutputQuery(QueryModel):
@@ -333,7 +338,14 @@ class LostEvent(ResponseModel):
     lost_bytes: int
 
 
-PROCESS_EVENTS: EventTable = {"started": ProcessStartedEvent, "output": OutputEvent, "lost": LostEvent, "exit": ProcessExitEvent, "failure": Problem}
+PROCESS_EVENTS: EventTable = {
+    "started": ProcessStartedEvent,
+    "output": OutputEvent,
+    "lost": LostEvent,
+    "url": PrintedUrlResponse,
+    "exit": ProcessExitEvent,
+    "failure": Problem,
+}
 
 DIGITS = 18
 
@@ -365,10 +377,9 @@ async def create(sandbox: str, body: CreateProcessRequest, request: Request) -> 
     track = body.track or ()
     if streaming.accepts_events(request):
         stream = await cancel_on_disconnect(request, processes.stream(principal, sandbox, spec, stdin=stdin, track=track))
-        return streaming.event_response(request, process_events(stream), stream.aclose)
-    return json_response(
-        CommandResultResponse.finished(await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track)))
-    )
+        return streaming.event_response(request, process_events(stream, PrintedUrls(request, sandbox)), stream.aclose)
+    done = await cancel_on_disconnect(request, processes.run(principal, sandbox, spec, stdin=stdin, track=track))
+    return json_response(await CommandResultResponse.finished(done, PrintedUrls(request, sandbox)))
 
 
 @router.get("", responses=documented_response(ProcessesResponse, "Running processes, and the last ones that ended."))
@@ -405,12 +416,13 @@ async def get_output(sandbox: str, process: str, query: Annotated[ProcessOutputQ
     if streaming.accepts_events(request):
         stdout_from, stderr_from = parse_event_id(request.headers.get("last-event-id", "")) or (query.stdout_from, query.stderr_from)
         stream = await processes.follow(principal, sandbox, process, stdout_from=stdout_from, stderr_from=stderr_from, to_end=query.follow)
-        return streaming.event_response(
-            request, process_events(stream, {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}), stream.aclose
-        )
+        offsets: dict[int, int] = {Channel.STDOUT: stdout_from or 0, Channel.STDERR: stderr_from or 0}
+        return streaming.event_response(request, process_events(stream, PrintedUrls(request, sandbox), offsets), stream.aclose)
     outcome, stdout, stderr = await processes.read(principal, sandbox, process, stdout_from=query.stdout_from, stderr_from=query.stderr_from)
+    output = captured(stdout, stderr)
+    urls = await PrintedUrls(request, sandbox).of(output["stdout"], output["stderr"])
     return json_response(
-        ProcessOutputResponse(process=process, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome), **captured(stdout, stderr))
+        ProcessOutputResponse(process=process, exit=None if outcome is None else ProcessOutcomeResponse.of(outcome), **output, urls=urls)
     )
 
 
@@ -459,20 +471,28 @@ def parse_event_id(event_id: str) -> tuple[int, int] | None:
     return int(stdout_from), int(stderr_from)
 
 
-async def process_events(stream: Stream[ProcessEvent], offsets: Mapping[int, int] | None = None) -> AsyncIterator[streaming.StreamEvent]:
+async def process_events(
+    stream: Stream[ProcessEvent], urls: PrintedUrls, offsets: Mapping[int, int] | None = None
+) -> AsyncIterator[streaming.StreamEvent]:
     """Convert the events of a process until its end. The id of an event is the position after it: ``STDOUT-STDERR``."""
     output = streaming.OutputEvents(offsets)
     async for event in stream:
         if isinstance(event, ProcessStarted):
             yield streaming.StreamEvent("started", {"id": event.process, "pid": event.pid})
         elif isinstance(event, ProcessEnded):
+            for url in await urls.last_events():
+                yield url
             for piece in output.end():
                 yield piece
             ended = ProcessOutcomeResponse.of(event.outcome) if event.files is None else ProcessExitEvent.with_files(event.outcome, event.files)
             yield streaming.StreamEvent("exit", ended.model_dump(mode="json"))
             return
         else:
+            for url in await urls.events(event):  # before its output: a client that resumes after the output has the URL
+                yield url
             for piece in output.feed(event):
                 yield piece
+    for url in await urls.last_events():
+        yield url
     for piece in output.end():
         yield piece

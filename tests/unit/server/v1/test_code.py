@@ -32,6 +32,7 @@ FIELDS = {
     "results",
     "results_omitted",
     "error",
+    "urls",
 }
 
 

@@ -34,6 +34,7 @@ async def test_as_one_answer(http: httpx.AsyncClient, url: str) -> None:
         "stderr_omitted_bytes",
         "files",
         "files_more",
+        "urls",
     }
     assert (done["exit_code"], done["reason"], done["stdout"], done["stderr"], done["stdout_omitted_bytes"]) == (3, "exited", "in é", "b\n", 0)
     argv = {"argv": ["python3", "-c", "import os; print(os.getcwd(), os.getuid())"], "cwd": "/tmp", "user": "root"}
