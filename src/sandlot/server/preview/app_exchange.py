@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message
 from sandlot.compat.vendor import VendorApi
 from sandlot.server.preview.client_stream import ClientStream
 from sandlot.server.preview.forwarding import Client, Headers
+from sandlot.server.preview.http_events import HttpEvents
 from sandlot.web.connections import CONNECTION, Connection
 from sandlot.web.errors import ResponseInterruptedError
 from sandlot.web.listener import HUNG_UP
@@ -67,13 +68,15 @@ class AppExchange:
 
     Args:
         http: State of the connection.
+        events: Events of the client.
         stream: Bytes of the connection.
         share: Place of the connection among all connections, which counts for the key of the request.
         app: App of the service.
     """
 
-    def __init__(self, http: h11.Connection, stream: ClientStream, share: Connection, app: ASGIApp) -> None:
+    def __init__(self, http: h11.Connection, events: HttpEvents, stream: ClientStream, share: Connection, app: ASGIApp) -> None:
         self._http = http
+        self._events = events
         self._stream = stream
         self._share = share
         self._is_bodyless = self._is_head = False
@@ -120,8 +123,7 @@ class AppExchange:
         if self._http.they_are_waiting_for_100_continue:
             self._stream.transport.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await self._stream.read())
+            event = await self._events.next()
         except h11.RemoteProtocolError:
             return {"type": "http.disconnect"}
         if isinstance(event, h11.Data):

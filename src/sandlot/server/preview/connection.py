@@ -33,6 +33,7 @@ from sandlot.server.preview import forwarding
 from sandlot.server.preview.app_exchange import AppExchange, AppRequest, decoded_path, find_app_request
 from sandlot.server.preview.client_stream import ClientStream
 from sandlot.server.preview.forwarding import Client, Headers, PreviewRequest
+from sandlot.server.preview.http_events import HttpEvents
 from sandlot.server.preview.program_connection import ProgramConnection, ProgramConnections
 from sandlot.server.preview.responses import OwnResponse, bad_response_error, error_response, not_listening
 from sandlot.web.connections import Connection
@@ -47,8 +48,6 @@ BODY_TIMEOUT_S: Final = 120.0
 STALL_TIMEOUT_S: Final = 120.0
 MAX_REFUSALS: Final = 16
 """Number of wrong requests in a row after which a connection is closed."""
-EVENTS_PER_TURN: Final = 64
-"""Parts of a body after which other tasks run. A program or a client may send each byte in a chunk of its own."""
 MAX_INFORMATIONAL: Final = 32
 """Largest number of informational responses of a program to one request."""
 ACCESS_CHECK_S: Final = 10.0
@@ -93,7 +92,8 @@ class ClientConnection:
         self._share = share
         self._forwarder = forwarder
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._events = 0
+        self.events = HttpEvents(self._http, stream.read)
+        """Events of the client."""
         self.refusals = 0
         """Number of the latest requests in a row that were wrong."""
         self._is_tls = stream.transport.get_extra_info("ssl_object") is not None
@@ -108,16 +108,8 @@ class ClientConnection:
                     return
                 await asyncio.sleep(0)  # requests that arrived together do not hold up the event loop
                 self._share.begin_request()
-                self._share.count_for_address(request.headers)
-                peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._is_tls)
-                app_request = self._find_app_request(request)
                 try:
-                    if app_request is None:
-                        exchange = _Exchange(self, self._stream, self._share, self._forwarder, request, peer)
-                        self.refusals = self.refusals + 1 if await exchange.run() else 0
-                    else:
-                        await AppExchange(self._http, self._stream, self._share, self._forwarder.app).run(request, app_request, peer, STALL_TIMEOUT_S)
-                        await self.drain()
+                    await self._respond_to(request)
                 finally:
                     self._share.end_request()
                 if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
@@ -131,24 +123,21 @@ class ClientConnection:
         except (ConnectionResetError, TimeoutError):
             self._stream.transport.abort()
 
+    async def _respond_to(self, request: h11.Request) -> None:
+        self._share.count_for_address(request.headers)
+        peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._is_tls)
+        app_request = self._find_app_request(request)
+        if app_request is None:
+            exchange = _Exchange(self, self._stream, self._share, self._forwarder, request, peer)
+            self.refusals = self.refusals + 1 if await exchange.run() else 0
+        else:
+            for_app = AppExchange(self._http, self.events, self._stream, self._share, self._forwarder.app)
+            await for_app.run(request, app_request, peer, STALL_TIMEOUT_S)
+            await self.drain()
+
     def rest(self) -> bytes:
         """Return the bytes that arrived behind the request for an upgrade."""
         return bytes(self._http.trailing_data[0])
-
-    async def next_event(self) -> h11.Event | type[h11.PAUSED]:
-        """Return the next event of the client.
-
-        Raises:
-            h11.RemoteProtocolError: The client has sent something else than HTTP.
-        """
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                self._events += 1
-                if self._events % EVENTS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-                return event  # type: ignore[return-value] # NEED_DATA is excluded
-            self._http.receive_data(await self._stream.read())
 
     async def send(self, event: h11.Event) -> None:
         """Send an event of the response, and wait while the client does not read.
@@ -173,7 +162,7 @@ class ClientConnection:
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self._http.their_state is h11.SEND_BODY and drained < DRAIN_MAX_BYTES:
-                    event = await self.next_event()
+                    event = await self.events.next()
                     drained += len(event.data) if isinstance(event, h11.Data) else 0
 
     async def _next_request(self, timeout_s: float) -> h11.Request | None:
@@ -240,7 +229,7 @@ class _Exchange:
         """
         code: ErrorCode | None = None
         if not self._has_body:
-            await self._client.next_event()  # the end of the request, which has arrived with its head
+            await self._client.events.next()  # the end of the request, which has arrived with its head
         try:
             await self._respond_or_forward()
         except SandlotError as error:
@@ -352,7 +341,7 @@ class _Exchange:
 
     async def _relay(self, program: ProgramConnection, request: PreviewRequest, access: PreviewAccess) -> None:
         """Relay the responses to a request: any number of informational ones, then a final one or a switch to WebSocket."""
-        response = await program.next_event()
+        response = await program.events.next()
         informational = 0
         while isinstance(response, h11.InformationalResponse) and response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             informational += 1
@@ -361,7 +350,7 @@ class _Exchange:
             if not self._is_http_1_0:
                 headers = forwarding.response_to_client(response.headers, request, access.host)
                 await self._client.send(h11.InformationalResponse(status_code=response.status_code, reason=response.reason, headers=headers))
-            response = await program.next_event()
+            response = await program.events.next()
         if isinstance(response, h11.InformationalResponse) and request.upgrade:
             await self._switch(program, response, request, access)
         elif isinstance(response, h11.Response):
@@ -379,7 +368,7 @@ class _Exchange:
         while True:
             try:
                 async with asyncio.timeout(BODY_TIMEOUT_S):
-                    event = await self._client.next_event()
+                    event = await self._client.events.next()
             except TimeoutError:
                 raise body_timeout_error(BODY_TIMEOUT_S) from None
             if not isinstance(event, h11.Data | h11.EndOfMessage):
@@ -398,7 +387,7 @@ class _Exchange:
             headers = forwarding.without_shared_caches(headers)
         self._status = response.status_code
         await self._client.send(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
-        while isinstance(event := await program.next_event(), h11.Data):
+        while isinstance(event := await program.events.next(), h11.Data):
             await self._client.send(h11.Data(data=event.data))
             await self._forwarder.turns.pause(access.principal.owner, len(event.data))
         if not isinstance(event, h11.EndOfMessage):

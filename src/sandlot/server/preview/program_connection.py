@@ -23,6 +23,7 @@ from sandlot.model.errors import SandlotError
 from sandlot.model.ids import SandboxId
 from sandlot.model.previews import PreviewAccess
 from sandlot.model.tunnels import Tunnel
+from sandlot.server.preview.http_events import HttpEvents
 
 IDLE_S: Final = 4.0
 """Seconds for which an idle connection is kept. Node.js closes its own after 5 seconds."""
@@ -31,8 +32,6 @@ FRESH_S: Final = 1.0
 MAX_IDLE: Final = 16
 MAX_IDLE_ALL: Final = 256
 MAX_HEAD_BYTES: Final = 64 * 1024
-EVENTS_PER_TURN: Final = 64
-"""Parts of a response after which other tasks run. A program may send each byte in a chunk of its own."""
 
 Key = tuple[SandboxId, int]
 Connect = Callable[[PreviewAccess], Coroutine[None, None, Tunnel]]
@@ -43,18 +42,19 @@ class ProgramConnection:
 
     Attributes:
         http: State of the connection.
+        events: Events of the responses.
         has_received: True once the program has sent a byte of the current response.
         is_reused: True from the second request on.
     """
 
-    __slots__ = ("_aborting", "_events", "_reading", "_tunnel", "has_received", "http", "idle_since_s", "is_reused")
+    __slots__ = ("_aborting", "_reading", "_tunnel", "events", "has_received", "http", "idle_since_s", "is_reused")
 
     def __init__(self, tunnel: Tunnel) -> None:
         self._tunnel = tunnel
         self._reading: asyncio.Future[bytes] | None = None
         self._aborting: asyncio.Future[None] | None = None
-        self._events = 0
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self.events = HttpEvents(self.http, self.read)
         self.has_received = False
         self.is_reused = False
         self.idle_since_s = 0.0
@@ -69,28 +69,16 @@ class ProgramConnection:
         if data := self.http.send(event):
             await self._tunnel.send(data)
 
-    async def next_event(self) -> h11.Event | type[h11.PAUSED]:
-        """Return the next event of the response.
+    async def read(self) -> bytes:
+        """Return the next bytes of the program; empty at the end.
 
         Raises:
-            h11.RemoteProtocolError: The program has sent something else than a response.
             SandlotError: The connection or the sandbox has ended.
         """
-        while True:
-            event = self.http.next_event()
-            if event is not h11.NEED_DATA:
-                self._events += 1
-                if self._events % EVENTS_PER_TURN == 0:
-                    await asyncio.sleep(0)
-                return event  # type: ignore[return-value] # NEED_DATA is excluded
-            data = await self.read()
-            self.has_received = self.has_received or bool(data)
-            self.http.receive_data(data)
-
-    async def read(self) -> bytes:
-        """Return the next bytes of the program; empty at the end."""
         reading, self._reading = self._reading, None
-        return await (self._read_tunnel() if reading is None else reading)
+        data = await (self._read_tunnel() if reading is None else reading)
+        self.has_received = self.has_received or bool(data)
+        return data
 
     async def write(self, data: bytes) -> None:
         """Send bytes after an upgrade."""
@@ -115,7 +103,7 @@ class ProgramConnection:
         return True
 
     def abort(self) -> None:
-        """Close the connection in the background. The program sees a reset, and :meth:`next_event` and :meth:`read` end."""
+        """Close the connection in the background. The program sees a reset, and :attr:`events` and :meth:`read` end."""
         if self._aborting is None:
             self._aborting = asyncio.ensure_future(self._tunnel.aclose())
 
