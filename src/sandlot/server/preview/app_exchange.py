@@ -72,9 +72,11 @@ class AppExchange:
         stream: Bytes of the connection.
         share: Place of the connection among all connections, which counts for the key of the request.
         app: App of the service.
+        timeout_s: Seconds for which a client that reads nothing is waited for.
     """
 
-    def __init__(self, http: h11.Connection, events: HttpEvents, stream: ClientStream, share: Connection, app: ASGIApp) -> None:
+    def __init__(self, http: h11.Connection, events: HttpEvents, stream: ClientStream, share: Connection, app: ASGIApp, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._http = http
         self._events = events
         self._stream = stream
@@ -83,12 +85,11 @@ class AppExchange:
         self._app = app
         self._is_received = False
 
-    async def run(self, request: h11.Request, target: AppRequest, peer: Client, timeout_s: float) -> None:
+    async def run(self, request: h11.Request, target: AppRequest, peer: Client) -> None:
         """Pass the request to the app, and the app's response to the client.
 
         Raises:
             ConnectionResetError: The connection must be closed.
-            TimeoutError: The client does not read.
         """
         raw_path, _, query = request.target.partition(b"?")
         scope: dict[str, Any] = {
@@ -107,12 +108,8 @@ class AppExchange:
             "state": {CONNECTION: self._share, HUNG_UP: self._stream.has_hung_up},
         }
         self._is_head = request.method == b"HEAD"
-
-        async def send(message: Message) -> None:
-            await self._send(message, timeout_s)
-
         with suppress(ResponseInterruptedError):  # the response is not complete
-            await self._app(scope, self._receive, send)
+            await self._app(scope, self._receive, self._send)
         if self._http.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}:
             raise ConnectionResetError
 
@@ -120,18 +117,18 @@ class AppExchange:
         if self._is_received:
             await asyncio.shield(self._stream.gone)
             return {"type": "http.disconnect"}
-        if self._http.they_are_waiting_for_100_continue:
-            self._stream.transport.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         try:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._stream.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"", self._timeout_s)
             event = await self._events.next()
-        except h11.RemoteProtocolError:
+        except (h11.RemoteProtocolError, ConnectionResetError, TimeoutError):
             return {"type": "http.disconnect"}
         if isinstance(event, h11.Data):
             return {"type": "http.request", "body": bytes(event.data), "more_body": True}
         self._is_received = True
         return {"type": "http.request", "body": b"", "more_body": False} if isinstance(event, h11.EndOfMessage) else {"type": "http.disconnect"}
 
-    async def _send(self, message: Message, timeout_s: float) -> None:
+    async def _send(self, message: Message) -> None:
         if self._stream.gone.done():
             return  # `_receive` reports it to the app
         if message["type"] == "http.response.start":
@@ -144,7 +141,7 @@ class AppExchange:
                 data += self._http.send(h11.EndOfMessage()) or b""
         try:
             if data:
-                await self._stream.write(data, timeout_s)
+                await self._stream.write(data, self._timeout_s)
         except (ConnectionResetError, TimeoutError):
             self._stream.transport.abort()
 

@@ -1,13 +1,15 @@
-"""The bytes of one client connection, with bounded buffers."""
+"""The bytes of one client connection, with or without TLS, and with bounded buffers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable
 from typing import cast
 
+from sandlot.server.preview.tls import TlsConnection
 from sandlot.web.listener import KEEPALIVE, has_hung_up
 
 INPUT_MAX_BYTES = 64 * 1024
@@ -20,11 +22,13 @@ class ClientStream(asyncio.Protocol):
     """The bytes of one client connection.
 
     Args:
-        connected: Function that is called with this stream once the connection is open.
+        connected: Function that is called with this stream once the connection is open. With TLS, the handshake follows.
+        tls: TLS of the connection; None without TLS.
     """
 
-    def __init__(self, connected: Callable[[ClientStream], None]) -> None:
+    def __init__(self, connected: Callable[[ClientStream], None], tls: TlsConnection | None = None) -> None:
         self._connected = connected
+        self._tls = tls
         self._input: list[bytes] = []
         self._input_bytes = 0
         self._is_ended = False
@@ -37,6 +41,11 @@ class ClientStream(asyncio.Protocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the connection is closed. Until then, it has a descriptor."""
         self.transport: asyncio.Transport
+
+    @property
+    def is_tls(self) -> bool:
+        """True if the connection has TLS."""
+        return self._tls is not None
 
     @property
     def address(self) -> str:
@@ -57,7 +66,9 @@ class ClientStream(asyncio.Protocol):
         self._connected(self)
 
     def data_received(self, data: bytes) -> None:
-        """Keep data until it is read."""
+        """Keep data until it is read. With TLS, bytes that are no TLS end the connection."""
+        if self._tls is not None and not (data := self._decrypt(self._tls, data)):
+            return
         self._input.append(data)
         self._input_bytes += len(data)
         if self._input_bytes > INPUT_MAX_BYTES:
@@ -105,13 +116,15 @@ class ClientStream(asyncio.Protocol):
         """
         if self.transport.is_closing():
             raise ConnectionResetError
-        self.transport.write(data)
+        self.transport.write(data if self._tls is None else self._tls.encrypt(data))
         if not self._writable.is_set():
             async with asyncio.timeout(timeout_s):
                 await self._writable.wait()
 
     def close(self, timeout_s: float) -> None:
-        """Close the connection once the client has read what was written, or after a time."""
+        """Close the connection once the client has read what was written, or after ``timeout_s`` seconds."""
+        if self._tls is not None and not self.transport.is_closing():
+            self.transport.write(self._tls.end())
         self.transport.close()
         timer = asyncio.get_running_loop().call_later(timeout_s, self.transport.abort)
         self.closed.add_done_callback(lambda _: timer.cancel())
@@ -119,6 +132,19 @@ class ClientStream(asyncio.Protocol):
     def has_hung_up(self) -> bool:
         """Return True if the client has closed the connection, also while nothing is read from it."""
         return self.gone.done() or has_hung_up(self.transport.get_extra_info("socket"))
+
+    def _decrypt(self, tls: TlsConnection, data: bytes) -> bytes:
+        is_valid = True
+        try:
+            data = tls.receive(data)
+        except ssl.SSLError:
+            is_valid, data = False, b""
+        self.transport.write(tls.take_output())  # for an error, an alert that says why
+        if not is_valid:
+            self.transport.close()
+        if tls.is_ended or not is_valid:
+            self._end()
+        return data
 
     def _end(self) -> None:
         self._is_ended = True

@@ -4,8 +4,8 @@ Invariants:
 - Each request is authorized for itself: the requests of one connection may be for several sandboxes.
 - Each message is parsed, and written anew by its own rules of framing. Bytes that follow a request are never part of what its program receives.
 - Bodies pass in pieces, and each side is read only as fast as the other one takes. After an upgrade, bytes are copied.
-- A head must arrive within 30 s, the next request within 75 s, and each further piece of a body within 120 s. A client that reads nothing of a
-  response for 120 s is disconnected. A program has any time to respond.
+- The handshake of TLS and the first head must arrive within 30 s, the next request within 75 s, and each further piece of a body within 120 s. A
+  client that reads nothing of a response for 120 s is disconnected. A program has any time to respond.
 - Access that ends, with its token, its key or public ports, ends open requests and WebSockets within 10 s.
 - If the client leaves, its program sees the end of the connection. If the program ends in the middle of a response, the client's connection is reset,
   so that no client takes a part for the whole.
@@ -96,7 +96,6 @@ class ClientConnection:
         """Events of the client."""
         self.refusals = 0
         """Number of the latest requests in a row that were wrong."""
-        self._is_tls = stream.transport.get_extra_info("ssl_object") is not None
 
     async def serve(self) -> None:
         """Serve requests until the connection ends."""
@@ -125,14 +124,14 @@ class ClientConnection:
 
     async def _respond_to(self, request: h11.Request) -> None:
         self._share.count_for_address(request.headers)
-        peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._is_tls)
+        peer = self._forwarder.client_of(self._stream.address, list(request.headers), is_tls=self._stream.is_tls)
         app_request = self._find_app_request(request)
         if app_request is None:
             exchange = _Exchange(self, self._stream, self._share, self._forwarder, request, peer)
             self.refusals = self.refusals + 1 if await exchange.run() else 0
         else:
-            for_app = AppExchange(self._http, self.events, self._stream, self._share, self._forwarder.app)
-            await for_app.run(request, app_request, peer, STALL_TIMEOUT_S)
+            for_app = AppExchange(self._http, self.events, self._stream, self._share, self._forwarder.app, STALL_TIMEOUT_S)
+            await for_app.run(request, app_request, peer)
             await self.drain()
 
     def rest(self) -> bytes:

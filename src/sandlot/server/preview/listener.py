@@ -2,7 +2,7 @@
 
 Invariants:
 - Previews have a port of their own: pages of programs are never served under the origin of the API.
-- The number of connections is limited, with a share for each address (``web/connections.py``).
+- The number of connections is limited, with a share for each address (``web/connections.py``). A connection counts before the handshake of TLS.
 - A local service opens the listener on 127.0.0.1 when the first preview is asked for. From then on, each service of the data directory opens it at
   its start, on the same port if no other program uses it, so that addresses stay valid.
 """
@@ -27,6 +27,7 @@ from sandlot.server.preview.connection import STALL_TIMEOUT_S, ClientConnection
 from sandlot.server.preview.forwarding import Client, Headers
 from sandlot.server.preview.program_connection import ProgramConnections
 from sandlot.server.preview.responses import refused_connection
+from sandlot.server.preview.tls import TlsConnection
 from sandlot.server.settings import Settings
 from sandlot.web import listener
 from sandlot.web.connections import ConnectionShares, forwarded_address
@@ -34,8 +35,6 @@ from sandlot.web.preview_urls import LOCALHOST, PreviewAddress, no_previews
 from sandlot.web.request_turns import RequestTurns
 
 LOOPBACK: Final = "127.0.0.1"
-HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""Seconds for which the client has to complete the handshake of TLS, and to respond to its end."""
 MAX_PORT: Final = 65535
 PORT_FILE: Final = "preview-port"
 """File in the data directory with the port of a local service."""
@@ -141,14 +140,8 @@ class PreviewListener:
         if self._local:
             with suppress(OSError):
                 (settings.data_dir / PORT_FILE).write_text(str(port))
-        tls_timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: ClientStream(self._connected),
-            sock=bound,
-            ssl=tls,
-            backlog=listener.BACKLOG,
-            ssl_handshake_timeout=tls_timeout_s,
-            ssl_shutdown_timeout=tls_timeout_s,
+            lambda: ClientStream(self._connected, None if tls is None else TlsConnection(tls)), sock=bound, backlog=listener.BACKLOG
         )
         _log.info("preview.listening", host=host, port=port, domain=self.address.authority)
 
@@ -164,8 +157,11 @@ class PreviewListener:
         try:
             share = self._shares.open(stream.address, stream.transport.abort)
         except UnavailableError as error:
-            stream.transport.write(refused_connection(error))
-            stream.close(STALL_TIMEOUT_S)
+            if stream.is_tls:  # a response would need the handshake, for which the connection has no place
+                stream.transport.abort()
+            else:
+                stream.transport.write(refused_connection(error))
+                stream.close(STALL_TIMEOUT_S)
             return
         stream.closed.add_done_callback(lambda _: share.lost())
         task = asyncio.create_task(self._serve(ClientConnection(stream, share, self), stream))
@@ -189,6 +185,7 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | None:
     if settings.preview_tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(settings.preview_tls_cert, settings.preview_tls_key)

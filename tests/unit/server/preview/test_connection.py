@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.server.preview import connection
 from sandlot.web import connections
 from sandlot.web.preview_urls import TOKEN_PARAMETER
-from tests.support.web_servers import certificate
-from tests.unit.server.preview.world import MAX_CONNECTIONS, OTHER, PORT, SANDBOX, WAIT_S, World, preview_world, token_of
+from tests.unit.server.preview.world import MAX_CONNECTIONS, OTHER, PORT, SANDBOX, WAIT_S, Connection, World, preview_world, token_of
 
 
 async def test_request_reaches_its_program_with_the_local_host_and_without_the_token(world: World) -> None:
@@ -603,19 +603,89 @@ async def test_paths_without_a_token_open_nothing(world: World, path: str) -> No
     assert world.tunnels == 0
 
 
-async def test_tls_serves_https_and_a_secure_cookie(tmp_path: Path) -> None:
-    _, file = certificate(tmp_path, "localhost")
-    async with preview_world(tmp_path, preview_tls_cert=file, preview_tls_key=tmp_path / "key.pem") as world:
-        trusting = ssl.create_default_context(cafile=file)
-        reader, writer = await asyncio.open_connection("127.0.0.1", world.port, ssl=trusting, server_hostname="localhost")
-        writer.write(world.head(f"/?{TOKEN_PARAMETER}={token_of(SANDBOX)}", "Accept: text/html", token=False))
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        writer.close()
-    assert "set-cookie: __Host-sandlot_preview=" in head
-    assert "; Secure" in head
+async def open_tls(world: World, folder: Path) -> Connection:
+    """Open a client connection with TLS."""
+    trusting = ssl.create_default_context(cafile=folder / "certificate.pem")
+    client = Connection(*await asyncio.open_connection("127.0.0.1", world.port, ssl=trusting, server_hostname="localhost"))
+    world.clients.append(client)
+    return client
+
+
+async def test_tls_serves_https_and_a_secure_cookie(tls_world: World, tmp_path: Path) -> None:
+    client = await open_tls(tls_world, tmp_path)
+    client.write(tls_world.head(f"/?{TOKEN_PARAMETER}={token_of(SANDBOX)}", "Accept: text/html", token=False))
+    [cookie] = (await client.response()).values("set-cookie")
+    assert cookie.startswith("__Host-sandlot_preview=")
+    assert "; Secure" in cookie
 
 
 async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="certificate of the previews"):
         async with preview_world(tmp_path, preview_tls_cert=tmp_path / "missing.pem"):
             pass
+
+
+async def test_bodies_arrive_whole_over_tls(tls_world: World, tmp_path: Path) -> None:
+    body = bytes(range(256)) * 20_000
+    received = bytearray()
+
+    async def respond(data: bytes, writer: asyncio.StreamWriter) -> None:
+        received.extend(data)
+        if received.endswith(body):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    tls_world.program.respond = respond
+    client = await open_tls(tls_world, tmp_path)
+    for _ in range(2):
+        client.write(tls_world.head("/", f"Content-Length: {len(body)}", method="POST") + body)
+        assert (await client.response()).body == body
+
+
+async def test_tls_tells_the_end_of_a_response_from_one_that_breaks_off(tls_world: World, tmp_path: Path) -> None:
+    async def respond(data: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nhello" if b"/cut" in data else b"HTTP/1.1 200 OK\r\n\r\nhello")
+        writer.close()
+
+    def read_to_end(target: str) -> bytes:
+        trusting = ssl.create_default_context(cafile=tmp_path / "certificate.pem")
+        trusting.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+        with (
+            socket.create_connection(("127.0.0.1", tls_world.port), timeout=WAIT_S) as plain,
+            trusting.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False) as client,
+        ):
+            client.sendall(tls_world.head(target, version="1.0"))
+            return b"".join(iter(lambda: client.recv(65536), b""))
+
+    tls_world.program.respond = respond
+    assert (await asyncio.to_thread(read_to_end, "/whole")).endswith(b"\r\n\r\nhello")
+    with pytest.raises(ssl.SSLError, match=r"(?i)unexpected eof"):
+        await asyncio.to_thread(read_to_end, "/cut")
+
+
+async def test_connections_in_the_handshake_of_tls_count_towards_the_share_of_their_address(
+    tls_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "GRACE_S", 0)
+    share = MAX_CONNECTIONS // connections.SHARES
+    waiting = [await tls_world.open() for _ in range(share)]
+    client = await open_tls(tls_world, tmp_path)
+    assert await waiting[0].read_to_end() == b""
+    client.write(tls_world.head())
+    assert (await client.response()).status == 200
+    monkeypatch.setattr(connections, "GRACE_S", 3600)
+    refused = [await tls_world.open() for _ in range(2)]  # the connection with a token counts towards its key
+    assert await refused[1].read_to_end() == b""
+
+
+async def test_a_handshake_that_does_not_end_closes_the_connection(tls_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+    client = await tls_world.open()
+    client.write(b"\x16\x03\x01")
+    assert await client.read_to_end() == b""
+
+
+@pytest.mark.parametrize("data, alert", [(b"GET / HTTP/1.1\r\n\r\n", b""), (b"\x16\x03\x01\x00\x04\x09\x00\x00\x00", b"\x15\x03")])
+async def test_bytes_that_are_no_handshake_end_the_connection(tls_world: World, data: bytes, alert: bytes) -> None:
+    client = await tls_world.open()
+    client.write(data)
+    assert (await client.read_to_end()).startswith(alert)
