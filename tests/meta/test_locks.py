@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.meta.tree import PACKAGE, ROOT, name
 
@@ -34,7 +35,9 @@ def test_the_locks_hold_what_pyproject_asks_for() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     build, dev = (pyproject["dependency-groups"][group] for group in ("build", "dev"))
     assert pyproject["build-system"]["requires"] == build
-    for lock, wanted in ((RUN, pyproject["project"]["dependencies"] + build), (DEV, [item for item in dev if isinstance(item, str)])):
+    extras = pyproject["project"]["optional-dependencies"]
+    service = [*pyproject["project"]["dependencies"], *extras["server"], *extras["repl"], *extras["notebook"]]
+    for lock, wanted in ((RUN, service + build), (DEV, [item for item in dev if isinstance(item, str)])):
         pinned = _versions(lock)
         for requirement in map(Requirement, wanted):
             versions = pinned.get(canonicalize_name(requirement.name), [])
@@ -52,6 +55,15 @@ def test_lock_of_an_environment_satisfies_pyproject_and_the_environment(file: Pa
         versions = pinned.get(canonicalize_name(requirement.name), [])
         assert versions, f"{requirement} is not locked: run scripts/lock"
         assert all(requirement.specifier.contains(version) for version in versions), f"{requirement} is {versions}"
+
+
+def test_client_requires_the_oldest_versions_that_its_lock_has() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    pinned = _versions(ROOT / "tests" / "environments" / "client-oldest.lock")
+    for requirement in map(Requirement, pyproject["project"]["dependencies"]):
+        (oldest,) = (spec.version for spec in requirement.specifier if spec.operator == ">=")
+        (version,) = pinned[canonicalize_name(requirement.name)]
+        assert Version(version) == Version(oldest), f"{requirement} is {version}"
 
 
 @pytest.mark.parametrize("wanted", sorted((PACKAGE / "images" / "recipes").glob("*.in")), ids=name)

@@ -14,7 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from tests.support.until import PAUSE_S
 
@@ -44,7 +45,7 @@ class Browser:
         devtools: Connection to the browser's endpoint.
     """
 
-    def __init__(self, devtools: ClientConnection) -> None:
+    def __init__(self, devtools: Connection) -> None:
         self._devtools = devtools
         self._calls = 0
         self.events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Virtual environments with the packages of a lock."""
+"""Virtual environments with the packages of a lock, and the wheel of this repository."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def create_environment(lock: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
     subprocess.run([*INSTALL, python, "--require-hashes", "--requirement", ROOT / lock], check=True, capture_output=True)
     return python
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this repository in a folder, and return its path."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (built,) = folder.glob("sandlot-*.whl")
+    return built

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
-from websockets.sync.client import ClientConnection, unix_connect
+from websockets.sync.client import unix_connect
+from websockets.sync.connection import Connection
 
 from tests.support.doomed import COUNTER
 from tests.support.ordeal import PATIENCE_S, Client, Cut, Ordeal, Wrong, expect, pages
@@ -215,7 +216,7 @@ class Terminal(Tenant):
         except (OSError, EOFError, ConnectionClosed, InvalidMessage) as error:
             raise Cut(repr(error)) from error
 
-    def _until(self, screen: ClientConnection, line: bytes) -> None:
+    def _until(self, screen: Connection, line: bytes) -> None:
         while not self._shown.endswith(line):
             message = screen.recv(PATIENCE_S)
             if isinstance(message, bytes):

@@ -17,6 +17,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sandlot.cli.version import version_text
@@ -26,6 +28,24 @@ EXIT_SANDLOT_ERROR = 125
 EXIT_INTERRUPTED = 130
 PROGRAM_COMMANDS = frozenset({"run", "exec", "repl", "install", "grade", "shell"})
 """Commands that exit with the status of a program."""
+EXTRAS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "aiohappyeyeballs", "alembic", "asyncpg", "certifi", "dns", "fastapi", "fastapi_offline", "greenlet", "h11", "httptools", "idna",
+                "obstore", "packaging", "prometheus_client", "pydantic", "pydantic_settings", "python_multipart", "sqlalchemy", "starlette",
+                "structlog", "uvicorn", "uvloop",
+            ),
+            "server",
+        ),
+        "mcp": "mcp",
+        "nbformat": "notebook",
+        "prompt_toolkit": "repl",
+    }
+)  # fmt: skip
+"""Package that a command imports -> extra that installs the package."""
+POSIX_MODULES = frozenset({"fcntl", "grp", "pwd", "resource", "termios", "tty"})
+"""Modules of the standard library that Windows does not have."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -50,7 +70,7 @@ def dispatch(arguments: list[str]) -> int:
         return _command()(args=arguments, prog_name="sandlot", standalone_mode=False) or 0
     except typer.Abort:
         return EXIT_INTERRUPTED
-    except typer.TyperException as error:
+    except _usage_error() as error:
         _print_error(error.format_message().removeprefix("Invalid value: "), _usage_hint(error))
         return failed or 2
     except Exception as error:
@@ -58,6 +78,13 @@ def dispatch(arguments: list[str]) -> int:
             raise
         _print_error(*_describe(error))
         return failed or 1
+
+
+def _usage_error() -> Any:  # noqa: ANN401 - an exception class with `format_message`
+    """Return the class of errors in the command line, which is click's or typer's, depending on the version of typer."""
+    import typer
+
+    return next(cls for cls in typer.BadParameter.__mro__ if cls.__base__ is Exception)
 
 
 @functools.cache
@@ -90,6 +117,12 @@ def _describe(error: Exception) -> tuple[str, str]:
         return error.message, error.hint
     if isinstance(error, OSError):
         return str(error), ""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package in EXTRAS:
+            return f"This command needs the package {package}.", f"Run `pip install 'sandlot[{EXTRAS[package]}]'`."
+        if package in POSIX_MODULES:
+            return "This command needs Linux or macOS.", ""
     return f"{type(error).__name__}: {error}", "This is a defect in Sandlot; SANDLOT_DEBUG=1 shows the traceback."
 
 

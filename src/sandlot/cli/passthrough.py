@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import select
 import signal
@@ -113,7 +112,9 @@ def failure_status(error: SandlotError) -> int | None:
 
 async def standard_input(descriptor: int = 0) -> AsyncIterator[bytes]:
     """Yield chunks of standard input as they arrive. Each chunk costs a request, so the chunks are as large as the input allows."""
-    with suppress(OSError):  # no pipe, or a user that has no more memory for pipes: the capacity stays as it is
+    with suppress(OSError, ImportError):  # no pipe, a user that has no more memory for pipes, or Windows: the capacity stays as it is
+        import fcntl
+
         if fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with suppress(OSError):  # a closed descriptor, or a terminal of another process group: the input has ended

@@ -14,8 +14,6 @@ import json
 import os
 import signal
 import sys
-import termios
-import tty
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -209,6 +207,9 @@ def raw_mode(descriptor: int) -> Iterator[bool]:
     if not os.isatty(descriptor):
         yield False
         return
+    import termios  # Windows has none
+    import tty
+
     before = termios.tcgetattr(descriptor)
     try:
         tty.setraw(descriptor, termios.TCSADRAIN)  # keeps keys that were typed before

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
+import importlib.util
 import os
 import socket
 import subprocess
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandlot.model.errors import ErrorCode, HostError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, HostError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.sdk.config import DATA_DIR, SOCKET
 
 START_TIMEOUT_S = 60.0
@@ -34,6 +34,7 @@ _LOG = "service.log"
 _SANDBOXES = "sandboxes"
 """Directory with one entry per sandbox."""
 _POLL_S = 0.02
+_URL_HINT = "Set SANDLOT_URL and SANDLOT_API_KEY of a service on another machine."
 
 
 class LocalService:
@@ -79,13 +80,14 @@ class LocalService:
             timeout_s: Seconds that a start may take.
 
         Raises:
-            HostError: This user cannot start a service, or the data directory cannot be used.
+            HostError: This user cannot start a service, the service is not installed, or the data directory cannot be used.
+            UnsupportedError: This machine does not run Linux.
             UnavailableError: The service did not start; the message ends with its log.
         """
         try:
             if self.is_running():
                 return
-            _check_user()
+            _check_host()
             self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not any(self.data_dir.iterdir()):
                 self.data_dir.chmod(0o700)  # an empty directory is taken over with whatever mode it has
@@ -104,6 +106,8 @@ class LocalService:
     @contextmanager
     def _start_lock(self, deadline: float) -> Iterator[None]:
         """Wait until no other client is starting the service. The kernel releases the lock of a client that dies."""
+        import fcntl  # noqa: PLC0415 - Windows has none, and no local service
+
         descriptor = os.open(self.data_dir / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:
@@ -184,7 +188,10 @@ def is_listening(path: Path) -> bool:
 
     Raises:
         HostError: The socket belongs to another user, or its path is too long.
+        UnsupportedError: This machine has no unix sockets.
     """
+    if not hasattr(socket, "AF_UNIX"):
+        raise UnsupportedError("Python has no unix sockets on this system.", hint=_URL_HINT)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(5)
         try:
@@ -204,7 +211,15 @@ def is_listening(path: Path) -> bool:
     return True
 
 
-def _check_user() -> None:
+def _check_host() -> None:
+    if sys.platform != "linux":
+        raise UnsupportedError("No Sandlot service is configured, and a local one runs on Linux only.", hint=_URL_HINT)
+    if importlib.util.find_spec("uvicorn") is None:
+        raise HostError(
+            "No Sandlot service is configured, and this Python environment has the client only.",
+            code=ErrorCode.HOST_NOT_READY,
+            hint="Set SANDLOT_URL and SANDLOT_API_KEY of a service, or run `pip install 'sandlot[server]'` for a local one.",
+        )
     if os.geteuid() != 0:
         raise HostError(
             "No Sandlot service is configured, and only root can start one: sandboxes need cgroups, mounts and namespaces of this machine.",

@@ -6,16 +6,20 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sandlot import __version__, sdk
 from sandlot.cli.app import app
-from sandlot.cli.main import dispatch
+from sandlot.cli.main import EXTRAS, dispatch
 from sandlot.sdk import InvalidRequestError, LocalService
 from tests.meta.tree import ROOT
 
@@ -52,6 +56,9 @@ SHORT_FLAGS = {
 }
 HEAVY = {
     "httpx",
+    "mcp",
+    "nbformat",
+    "prompt_toolkit",
     "fastapi",
     "pydantic",
     "uvicorn",
@@ -218,6 +225,37 @@ def test_a_defect_is_a_line_unless_the_traceback_is_asked_for(monkeypatch: pytes
     monkeypatch.setenv("SANDLOT_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         dispatch(["ls"])
+
+
+@pytest.mark.parametrize(
+    "module, printed",
+    [
+        ("sqlalchemy.ext.asyncio", "pip install 'sandlot[server]'"),
+        ("prompt_toolkit", "pip install 'sandlot[repl]'"),
+        ("nbformat", "pip install 'sandlot[notebook]'"),
+        ("mcp.server", "pip install 'sandlot[mcp]'"),
+        ("termios", "needs Linux or macOS"),
+        ("sandlot.nothing", "defect in Sandlot"),
+        ("unknown", "defect in Sandlot"),
+    ],
+)
+def test_missing_package_is_named_with_the_extra_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str, printed: str
+) -> None:
+    def missing(**_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("sandlot.cli.sandboxes._list_sandboxes", missing)
+    assert dispatch(["ls"]) == 1
+    assert printed in capsys.readouterr().err
+
+
+def test_packages_of_every_extra_of_a_command_are_known() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    imported = {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
+    known = set().union(*(imported[module] for module in EXTRAS))
+    for extra in ("server", "repl", "notebook", "mcp"):
+        assert {canonicalize_name(Requirement(line).name) for line in extras[extra]} - known <= {"anyio"}  # which the client has
 
 
 def test_no_service_is_started_only_to_be_asked(

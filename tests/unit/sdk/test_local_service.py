@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from sandlot.model.errors import HostError
+from sandlot.model.errors import HostError, UnsupportedError
 from sandlot.sdk import LocalService
 from sandlot.sdk.config import DATA_DIR
 
@@ -51,6 +52,29 @@ def test_other_users_than_root_start_no_service(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(HostError, match="root"):
         LocalService(tmp_path / "data").ensure()
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_systems_than_linux_start_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedError, match="Linux") as error:
+        LocalService(tmp_path / "data").ensure()
+    assert "SANDLOT_URL" in error.value.hint
+    assert not (tmp_path / "data").exists()
+
+
+def test_system_without_unix_sockets_has_no_local_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    with pytest.raises(UnsupportedError) as error:
+        LocalService(tmp_path / "data").is_running()
+    assert "SANDLOT_URL" in error.value.hint
+
+
+def test_environment_without_the_service_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(HostError, match="client only") as error:
+        LocalService(tmp_path / "data").ensure()
+    assert "sandlot[server]" in error.value.hint
     assert not (tmp_path / "data").exists()
 
 

@@ -83,6 +83,9 @@ def repl(
 
 async def run_session(sandbox_id: str | None, template: str | None, options: CellOptions) -> int:
     """Run a session in a new or a running sandbox, and return the exit status."""
+    if sys.stdin.isatty():
+        import sandlot.cli.repl.editor  # noqa: F401 - without prompt-toolkit, no sandbox is created
+
     async with _open_sandbox(sandbox_id, template) as sandbox:
         if not sys.stdin.isatty():
             return (await run_cell(sandbox, await read_standard_input(), options)).exit_code

@@ -20,7 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, HostError, InternalError, InvalidRequestError, LimitError, from_code
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    ForbiddenError,
+    HostError,
+    InternalError,
+    InvalidRequestError,
+    LimitError,
+    UnsupportedError,
+    from_code,
+)
 from sandlot.model.specs import MAX_PATH_BYTES
 from sandlot.protocol import tar
 
@@ -297,7 +307,13 @@ def _names(name: str) -> list[str]:
 
 
 def _open_directory(path: Path) -> int:
-    """Open a directory of this machine; create it and its parents if needed."""
+    """Open a directory of this machine; create it and its parents if needed.
+
+    Raises:
+        UnsupportedError: This machine runs Windows.
+    """
+    if os.open not in os.supports_dir_fd:
+        raise UnsupportedError("Downloads to a path need Linux or macOS.", hint="Read files with `files.read`.")
     path.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
