@@ -1,4 +1,4 @@
-"""Ids of sandboxes, nodes, snapshots, volumes, files, webhooks, processes and contexts.
+"""Ids of sandboxes, nodes, snapshots, volumes, files, webhooks, agents, processes and contexts.
 
 Invariants:
 - A sandbox id is ``sb-NNNN-RRRRRRRRRRRRRRRR``: 4 characters of the node and 16 random characters (80 bits), always 24 characters long.
@@ -25,6 +25,12 @@ FileId = NewType("FileId", str)
 """``file-`` and 16 characters of lower-case base 32."""
 WebhookId = NewType("WebhookId", str)
 """``wh-`` and 16 characters of lower-case base 32."""
+AgentId = NewType("AgentId", str)
+"""``agent_`` and 16 characters of lower-case base 32."""
+AgentSessionId = NewType("AgentSessionId", str)
+"""``sess_`` and 16 characters of lower-case base 32."""
+AgentEventId = NewType("AgentEventId", str)
+"""``sevt_`` and 16 characters of lower-case base 32."""
 ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
@@ -41,6 +47,8 @@ VOLUME_ID = re.compile(r"vol-[a-z2-7]{4}-[a-z2-7]{16}")
 CONTEXT_ID = re.compile(r"ctx-[0-9a-f]{16}")
 FILE_ID = re.compile(r"file-[a-z2-7]{16}")
 WEBHOOK_ID = re.compile(r"wh-[a-z2-7]{16}")
+AGENT_ID = re.compile(r"agent_[a-z2-7]{16}")
+AGENT_SESSION_ID = re.compile(r"sess_[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
 PROCESS_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -78,6 +86,21 @@ def new_file_id(source: IdSource = secrets.token_bytes) -> FileId:
 def new_webhook_id(source: IdSource = secrets.token_bytes) -> WebhookId:
     """Create a webhook id of 19 characters."""
     return WebhookId(f"wh-{_characters(RANDOM_CHARS, source)}")
+
+
+def new_agent_id(source: IdSource = secrets.token_bytes) -> AgentId:
+    """Create an agent id of 22 characters."""
+    return AgentId(f"agent_{_characters(RANDOM_CHARS, source)}")
+
+
+def new_agent_session_id(source: IdSource = secrets.token_bytes) -> AgentSessionId:
+    """Create the id of a session of an agent, 21 characters."""
+    return AgentSessionId(f"sess_{_characters(RANDOM_CHARS, source)}")
+
+
+def new_agent_event_id(source: IdSource = secrets.token_bytes) -> AgentEventId:
+    """Create the id of an event of a session, 21 characters."""
+    return AgentEventId(f"sevt_{_characters(RANDOM_CHARS, source)}")
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:

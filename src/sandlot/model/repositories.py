@@ -17,7 +17,8 @@ from datetime import datetime
 from typing import Protocol
 
 from sandlot.model.access import OwnerId
-from sandlot.model.ids import NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, NewAgentEvent, SessionChange
+from sandlot.model.ids import AgentId, AgentSessionId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.records import (
     DeliveryProgress,
     EventRecord,
@@ -407,6 +408,104 @@ class WebhookRepository(Protocol):
         ...
 
 
+class AgentRepository(Protocol):
+    """Agents, their sessions, and the events and conversations of the sessions."""
+
+    async def add_agent(self, record: AgentRecord, *, max_per_owner: int) -> bool:
+        """Insert an agent, unless its owner has ``max_per_owner`` agents already. Return whether the agent was inserted."""
+        ...
+
+    async def get_agent(self, agent: AgentId) -> AgentRecord | None:
+        """Return an agent; None if there is no agent with this id."""
+        ...
+
+    async def list_agents(self, *, owner: OwnerId | None, archived: bool, before: Position | None, limit: int) -> Sequence[AgentRecord]:
+        """Return a page of agents in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the agents. None: all owners.
+            archived: Include archived agents.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
+        ...
+
+    async def replace_agent(self, record: AgentRecord, *, version: int) -> bool:
+        """Replace an agent if its stored version is ``version``. Return whether the agent was replaced."""
+        ...
+
+    async def remove_agent(self, agent: AgentId) -> bool:
+        """Delete an agent. Its sessions stay. Return whether the agent existed."""
+        ...
+
+    async def add_session(self, record: AgentSessionRecord, *, max_per_owner: int) -> bool:
+        """Insert a session, unless its owner has ``max_per_owner`` sessions already. Return whether the session was inserted."""
+        ...
+
+    async def get_session(self, session: AgentSessionId) -> AgentSessionRecord | None:
+        """Return a session; None if there is no session with this id."""
+        ...
+
+    async def list_sessions(
+        self, *, owner: OwnerId | None, agent: AgentId | None, before: Position | None, limit: int
+    ) -> Sequence[AgentSessionRecord]:
+        """Return a page of sessions in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the sessions. None: all owners.
+            agent: Agent of the sessions. None: all agents.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
+        ...
+
+    async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:
+        """Return the sessions whose run is active on a node, also if the run was lost with an earlier process of the node."""
+        ...
+
+    async def begin_run(self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent]) -> AgentSessionRecord | None:
+        """Change the status of a session from ``idle`` to ``running`` and add events, in one transaction.
+
+        Returns:
+            The changed session; None, with nothing changed, if the session is not idle or does not exist.
+        """
+        ...
+
+    async def append(
+        self, session: AgentSessionId, events: Sequence[NewAgentEvent], *, messages: Sequence[str] = (), change: SessionChange | None = None
+    ) -> AgentSessionRecord | None:
+        """Add events and messages to a session and change the session, in one transaction. ``updated_at`` becomes the time of the last event.
+
+        Args:
+            session: Id of the session.
+            events: Events in order.
+            messages: Messages of the conversation with the model, in order.
+            change: Change of the session.
+
+        Returns:
+            The changed session; None, with nothing changed, if the session does not exist.
+        """
+        ...
+
+    async def list_events(self, session: AgentSessionId, *, after: int, limit: int) -> Sequence[AgentEventRecord]:
+        """Return the events of a session in their order.
+
+        Args:
+            session: Id of the session.
+            after: Sequence number of the event before the first one; 0 for all events.
+            limit: Maximum number of events.
+        """
+        ...
+
+    async def list_messages(self, session: AgentSessionId) -> Sequence[str]:
+        """Return the messages of the conversation of a session in their order."""
+        ...
+
+    async def remove_session(self, session: AgentSessionId) -> bool:
+        """Delete a session with its events and messages. Return whether the session existed."""
+        ...
+
+
 class Store(Protocol):
     """All repositories of one store."""
 
@@ -448,6 +547,11 @@ class Store(Protocol):
     @property
     def webhooks(self) -> WebhookRepository:
         """Repository of webhooks."""
+        ...
+
+    @property
+    def agents(self) -> AgentRepository:
+        """Repository of agents and their sessions."""
         ...
 
 

@@ -346,6 +346,73 @@ events = Table(
     Index("events_by_age", "at"),
 )
 
+agents = Table(
+    "agents",
+    metadata,
+    Column("id", ShortTextType(22), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("config", JsonType(dict[str, Any]), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("updated_at", UtcMicrosecondsType, nullable=False),
+    Column("archived_at", UtcMicrosecondsType),
+    Index("agents_by_owner", "owner", "created_at", "id"),
+    Index("agents_by_age", "created_at", "id"),
+)
+
+agent_sessions = Table(
+    "agent_sessions",
+    metadata,
+    Column("id", ShortTextType(21), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("agent", ShortTextType(22), nullable=False),
+    Column("agent_version", Integer, nullable=False),
+    Column("config", JsonType(dict[str, Any]), nullable=False),
+    Column("environment", JsonType(dict[str, Any]), nullable=False),
+    Column("title", Utf8TextType),
+    Column("metadata", JsonType(dict[str, Any]), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("updated_at", UtcMicrosecondsType, nullable=False),
+    Column("status", ShortTextType(16), nullable=False),
+    Column("node", ShortTextType(4)),
+    Column("sandbox", ShortTextType(24)),
+    Column("stop_reason", ShortTextType(32)),
+    Column("usage", JsonType(dict[str, Any]), nullable=False),
+    Column("last_sequence", Integer, nullable=False),
+    Column("last_message", Integer, nullable=False),
+    Index("agent_sessions_by_owner", "owner", "created_at", "id"),
+    Index("agent_sessions_by_agent", "agent", "created_at", "id"),
+    Index("agent_sessions_by_age", "created_at", "id"),
+)
+Index(
+    "agent_sessions_running",
+    agent_sessions.c.node,
+    sqlite_where=agent_sessions.c.node.is_not(None),
+    postgresql_where=agent_sessions.c.node.is_not(None),
+)
+
+agent_events = Table(
+    "agent_events",
+    metadata,
+    Column("session", ShortTextType(21), ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("sequence", Integer, nullable=False),
+    Column("id", ShortTextType(21), nullable=False),
+    Column("type", ShortTextType(64), nullable=False),
+    Column("at", UtcMicrosecondsType, nullable=False),
+    Column("data", JsonType(dict[str, Any]), nullable=False),
+    PrimaryKeyConstraint("session", "sequence", name="agent_events_pkey"),
+)
+
+agent_messages = Table(
+    "agent_messages",
+    metadata,
+    Column("session", ShortTextType(21), ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("message", Utf8TextType, nullable=False),
+    PrimaryKeyConstraint("session", "number", name="agent_messages_pkey"),
+)
+"""Conversations with models, a row for each message."""
+
 counters = Table(
     "counters",
     metadata,

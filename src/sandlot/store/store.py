@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlalchemy import Connection, select
 
 from sandlot.store import engine, migrations
+from sandlot.store.agents import SqlAgentRepository
 from sandlot.store.events import SqlEventRepository
 from sandlot.store.executions import SqlExecutionRepository
 from sandlot.store.files import SqlFileRepository
@@ -39,6 +40,7 @@ class SqlStore:
         self._executions = SqlExecutionRepository(database)
         self._events = SqlEventRepository(database)
         self._webhooks = SqlWebhookRepository(database)
+        self._agents = SqlAgentRepository(database)
 
     @property
     def sandboxes(self) -> SqlSandboxRepository:
@@ -79,6 +81,11 @@ class SqlStore:
     def webhooks(self) -> SqlWebhookRepository:
         """Repository of webhooks and of the progress of their deliveries."""
         return self._webhooks
+
+    @property
+    def agents(self) -> SqlAgentRepository:
+        """Repository of agents and their sessions."""
+        return self._agents
 
     async def identity(self) -> str:
         """Return the random id of this database: 16 hexadecimal digits. The first call creates the id, which never changes afterwards."""

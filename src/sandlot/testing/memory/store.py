@@ -20,11 +20,12 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from sandlot.model.access import OwnerId
+from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, NewAgentEvent, SessionChange, SessionStatus
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
-from sandlot.model.ids import FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.ids import AgentId, AgentSessionId, FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
 from sandlot.model.records import (
     DeliveryProgress,
     EventRecord,
@@ -146,6 +147,10 @@ class MemoryDatabase:
     execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
     webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
     """Webhook id -> record, node that has the lease, and end of the lease. Node and end are None if no node has had the lease."""
+    agents: dict[AgentId, AgentRecord] = field(default_factory=dict)
+    agent_sessions: dict[AgentSessionId, AgentSessionRecord] = field(default_factory=dict)
+    agent_events: dict[AgentSessionId, list[AgentEventRecord]] = field(default_factory=dict)
+    agent_messages: dict[AgentSessionId, list[str]] = field(default_factory=dict)
     events: list[EventRecord] = field(default_factory=list)
     last_sequence: int = 0
     blobs: dict[FileId, bytes] = field(default_factory=dict)
@@ -178,6 +183,7 @@ class MemoryStore:
         self.executions = MemoryExecutionRepository(session)
         self.events = MemoryEventRepository(session)
         self.webhooks = MemoryWebhookRepository(session)
+        self.agents = MemoryAgentRepository(session)
 
     async def __aenter__(self) -> Self:
         return self
@@ -627,6 +633,117 @@ class MemoryEventRepository:
         return await self._session.write(f"events.{method}", work)
 
 
+class MemoryAgentRepository:
+    """Agents and their sessions. Implements :class:`sandlot.model.repositories.AgentRepository`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add_agent(self, record: AgentRecord, *, max_per_owner: int) -> bool:
+        """Insert an agent, unless its owner has ``max_per_owner`` agents already. Return whether the agent was inserted."""
+        return await self._session.write("agents.add_agent", lambda database: _add_up_to(database.agents, record, max_per_owner))
+
+    async def get_agent(self, agent: AgentId) -> AgentRecord | None:
+        """Return an agent; None if there is no agent with this id."""
+        return await self._session.read("agents.get_agent", lambda database: database.agents.get(agent))
+
+    async def list_agents(self, *, owner: OwnerId | None, archived: bool, before: Position | None, limit: int) -> Sequence[AgentRecord]:
+        """Return a page of agents, the newest first."""
+
+        def work(database: MemoryDatabase) -> list[AgentRecord]:
+            found = (row for row in database.agents.values() if owner in {None, row.owner} and (archived or row.archived_at is None))
+            return _newest((row for row in found if before is None or _position(row) < (before.at, before.id)), limit)
+
+        return await self._session.read("agents.list_agents", work)
+
+    async def replace_agent(self, record: AgentRecord, *, version: int) -> bool:
+        """Replace an agent if its stored version is ``version``. Return whether the agent was replaced."""
+
+        def work(database: MemoryDatabase) -> bool:
+            stored = database.agents.get(record.id)
+            if stored is None or stored.version != version:
+                return False
+            database.agents[record.id] = record
+            return True
+
+        return await self._session.write("agents.replace_agent", work)
+
+    async def remove_agent(self, agent: AgentId) -> bool:
+        """Delete an agent. Return whether the agent existed."""
+        return await self._session.write("agents.remove_agent", lambda database: database.agents.pop(agent, None) is not None)
+
+    async def add_session(self, record: AgentSessionRecord, *, max_per_owner: int) -> bool:
+        """Insert a session, unless its owner has ``max_per_owner`` sessions already. Return whether the session was inserted."""
+        return await self._session.write("agents.add_session", lambda database: _add_up_to(database.agent_sessions, record, max_per_owner))
+
+    async def get_session(self, session: AgentSessionId) -> AgentSessionRecord | None:
+        """Return a session; None if there is no session with this id."""
+        return await self._session.read("agents.get_session", lambda database: database.agent_sessions.get(session))
+
+    async def list_sessions(
+        self, *, owner: OwnerId | None, agent: AgentId | None, before: Position | None, limit: int
+    ) -> Sequence[AgentSessionRecord]:
+        """Return a page of sessions, the newest first."""
+
+        def work(database: MemoryDatabase) -> list[AgentSessionRecord]:
+            found = (row for row in database.agent_sessions.values() if owner in {None, row.owner} and agent in {None, row.agent})
+            return _newest((row for row in found if before is None or _position(row) < (before.at, before.id)), limit)
+
+        return await self._session.read("agents.list_sessions", work)
+
+    async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:
+        """Return the sessions whose run is active on a node."""
+        return await self._session.read(
+            "agents.list_running_sessions", lambda database: [row for row in database.agent_sessions.values() if row.node == node]
+        )
+
+    async def begin_run(self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent]) -> AgentSessionRecord | None:
+        """Change the status of an idle session to ``running`` and add events. Return None if the session is not idle or does not exist."""
+
+        def work(database: MemoryDatabase) -> AgentSessionRecord | None:
+            stored = database.agent_sessions.get(session)
+            if stored is None or stored.status is not SessionStatus.IDLE:
+                return None
+            return _append(database, replace(stored, status=SessionStatus.RUNNING, node=node), events)
+
+        return await self._session.write("agents.begin_run", work)
+
+    async def append(
+        self, session: AgentSessionId, events: Sequence[NewAgentEvent], *, messages: Sequence[str] = (), change: SessionChange | None = None
+    ) -> AgentSessionRecord | None:
+        """Add events and messages to a session and change the session. Return None if the session does not exist."""
+
+        def work(database: MemoryDatabase) -> AgentSessionRecord | None:
+            stored = database.agent_sessions.get(session)
+            if stored is None:
+                return None
+            values = {} if change is None else {each.name: value for each in fields(change) if (value := getattr(change, each.name)) is not None}
+            if values.get("status", SessionStatus.RUNNING) is not SessionStatus.RUNNING:
+                values["node"] = None
+            database.agent_messages.setdefault(session, []).extend(messages)
+            return _append(database, replace(stored, **values), events)
+
+        return await self._session.write("agents.append", work)
+
+    async def list_events(self, session: AgentSessionId, *, after: int, limit: int) -> Sequence[AgentEventRecord]:
+        """Return the events of a session after a sequence number, in their order."""
+        return await self._session.read("agents.list_events", lambda database: database.agent_events.get(session, [])[after:][:limit])
+
+    async def list_messages(self, session: AgentSessionId) -> Sequence[str]:
+        """Return the messages of the conversation of a session in their order."""
+        return await self._session.read("agents.list_messages", lambda database: list(database.agent_messages.get(session, [])))
+
+    async def remove_session(self, session: AgentSessionId) -> bool:
+        """Delete a session with its events and messages. Return whether the session existed."""
+
+        def work(database: MemoryDatabase) -> bool:
+            database.agent_events.pop(session, None)
+            database.agent_messages.pop(session, None)
+            return database.agent_sessions.pop(session, None) is not None
+
+        return await self._session.write("agents.remove_session", work)
+
+
 class MemoryWebhookRepository:
     """Webhooks. Implements :class:`sandlot.model.repositories.WebhookRepository`."""
 
@@ -805,6 +922,22 @@ def _sorted(rows: Iterable[_RowT]) -> list[_RowT]:
 
 def _newest(rows: Iterable[_RowT], limit: int) -> list[_RowT]:
     return sorted(rows, key=_position, reverse=True)[:limit]
+
+
+def _add_up_to(rows: dict[Any, Any], record: AgentRecord | AgentSessionRecord, max_per_owner: int) -> bool:
+    if sum(row.owner == record.owner for row in rows.values()) >= max_per_owner:
+        return False
+    rows[record.id] = record
+    return True
+
+
+def _append(database: MemoryDatabase, record: AgentSessionRecord, events: Sequence[NewAgentEvent]) -> AgentSessionRecord:
+    stored = database.agent_events.setdefault(record.id, [])
+    for event in events:
+        stored.append(AgentEventRecord(record.id, len(stored) + 1, event.id, event.type, event.at, event.data))
+    updated_at = events[-1].at if events else record.updated_at
+    database.agent_sessions[record.id] = changed = replace(record, last_sequence=len(stored), updated_at=updated_at)
+    return changed
 
 
 def _totals_by_owner(rows: Iterable[_KeptRow]) -> dict[OwnerId, Stored]:

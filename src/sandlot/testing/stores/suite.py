@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandlot.testing.stores.agents import AgentsSuite
 from sandlot.testing.stores.blobs import BlobsSuite, StreamedBlobsSuite
 from sandlot.testing.stores.durability import DurabilitySuite
 from sandlot.testing.stores.rows import RowsSuite
@@ -13,5 +14,5 @@ from sandlot.testing.stores.webhooks import WebhooksSuite
 __all__ = ["BlobsSuite", "DurabilitySuite", "StoreSuite", "StreamedBlobsSuite"]
 
 
-class StoreSuite(RowsSuite, SnapshotsSuite, VolumesSuite, WebhooksSuite, TransactionsSuite):
+class StoreSuite(RowsSuite, SnapshotsSuite, VolumesSuite, WebhooksSuite, AgentsSuite, TransactionsSuite):
     """Tests for every store. Name the subclass ``Test...``, and define a fixture ``harness`` whose store is empty."""

@@ -180,3 +180,61 @@ def upgrade(op: Operations) -> None:
         sa.Column("value", sa.BigInteger, nullable=False),
     )
     op.bulk_insert(counters, [{"name": "events", "value": 0}])
+    _create_agents(op)
+
+
+def _create_agents(op: Operations) -> None:
+    op.create_table(
+        "agents",
+        sa.Column("id", sa.String(22), primary_key=True),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("config", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("archived_at", sa.BigInteger),
+    )
+    op.create_index("agents_by_owner", "agents", ["owner", "created_at", "id"])
+    op.create_index("agents_by_age", "agents", ["created_at", "id"])
+    op.create_table(
+        "agent_sessions",
+        sa.Column("id", sa.String(21), primary_key=True),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("agent", sa.String(22), nullable=False),
+        sa.Column("agent_version", sa.Integer, nullable=False),
+        sa.Column("config", sa.Text, nullable=False),
+        sa.Column("environment", sa.Text, nullable=False),
+        sa.Column("title", sa.LargeBinary),
+        sa.Column("metadata", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("node", sa.String(4)),
+        sa.Column("sandbox", sa.String(24)),
+        sa.Column("stop_reason", sa.String(32)),
+        sa.Column("usage", sa.Text, nullable=False),
+        sa.Column("last_sequence", sa.Integer, nullable=False),
+        sa.Column("last_message", sa.Integer, nullable=False),
+    )
+    op.create_index("agent_sessions_by_owner", "agent_sessions", ["owner", "created_at", "id"])
+    op.create_index("agent_sessions_by_agent", "agent_sessions", ["agent", "created_at", "id"])
+    op.create_index("agent_sessions_by_age", "agent_sessions", ["created_at", "id"])
+    is_running = sa.text("node IS NOT NULL")
+    op.create_index("agent_sessions_running", "agent_sessions", ["node"], sqlite_where=is_running, postgresql_where=is_running)
+    op.create_table(
+        "agent_events",
+        sa.Column("session", sa.String(21), sa.ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+        sa.Column("sequence", sa.Integer, nullable=False),
+        sa.Column("id", sa.String(21), nullable=False),
+        sa.Column("type", sa.String(64), nullable=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+        sa.Column("data", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("session", "sequence", name="agent_events_pkey"),
+    )
+    op.create_table(
+        "agent_messages",
+        sa.Column("session", sa.String(21), sa.ForeignKey("agent_sessions.id", ondelete="CASCADE"), nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
+        sa.Column("message", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("session", "number", name="agent_messages_pkey"),
+    )
