@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests.support.chatting import Call, Message, Say, model
 from tests.support.documented import Page, pages, run_page
 from tests.support.localservice import LocalService
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Call, Conversation, Say, Step
 
 PAGES = [
     pytest.param(page, id=page.name, marks=pytest.mark.soak if page.path.name.startswith("move-from-") else pytest.mark.slow) for page in pages()
@@ -22,9 +23,9 @@ OUTPUT = {
 """Output of pages that blocks of text cannot show, as a regular expression."""
 
 
-def think(messages: Sequence[Message]) -> Say | Call:
+def script(conversation: Conversation) -> Step:
     """Answer as the model of the tutorial on agents: correct the code after its first error."""
-    results = [message["content"] for message in messages if message["role"] == "tool"]
+    results = [result.text for result in conversation.results]
     match len(results):
         case 0:
             return Call("run_python", {"code": "limit = 10 ** 6\nprint(primes(limit))"})
@@ -38,8 +39,8 @@ def think(messages: Sequence[Message]) -> Say | Call:
 @pytest.fixture(scope="module")
 def model_env() -> Iterator[Mapping[str, str]]:
     """Variables of an endpoint for the tutorial on agents. Its model is the only part that is not real."""
-    with model(think) as endpoint:
-        yield {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": endpoint.url}
+    with scripted_model(script) as endpoint:
+        yield endpoint.env
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -95,31 +95,3 @@ try:
 finally:
     sb.kill()  # always tear down; ttl_seconds is the backstop
 """
-
-MODEL = '''\
-"""In place of the model's own package: what the guide says that a model does is given, and all else of the program is as it is."""
-
-from types import SimpleNamespace
-
-FIBONACCI = """
-a, b = 0, 1
-for _ in range(30):
-    a, b = b, a + b
-print(a)
-"""
-
-
-class Anthropic:
-    def __init__(self):
-        self.messages = SimpleNamespace(create=create)
-
-
-def create(*, model, max_tokens, tools, messages):
-    assert tools[0]["input_schema"]["required"] == ["code"]
-    last = messages[-1]["content"]
-    if isinstance(last, str):
-        call = SimpleNamespace(type="tool_use", name=tools[0]["name"], id="toolu_1", input={"code": FIBONACCI})
-        return SimpleNamespace(stop_reason="tool_use", content=[call])
-    assert last[0]["tool_use_id"] == "toolu_1"
-    return SimpleNamespace(stop_reason="end_turn", content=[SimpleNamespace(type="text", text=f"It is {last[0]['content']}.")])
-'''

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import pandastack
@@ -20,8 +21,17 @@ from pandastack import Client, Sandbox
 from pandastack.exceptions import AuthError, BadRequestError, CommandFailed, NotFoundError, SandboxTimeout, ServerError
 
 from tests.compat.pandastack.conftest import client_of
-from tests.compat.pandastack.programs import AGENT, MODEL, RUN_CODE, SESSION, TOOL
+from tests.compat.pandastack.programs import AGENT, RUN_CODE, SESSION, TOOL
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Call, Conversation, Say, Step
 from tests.support.tcpservice import TcpService
+
+FIBONACCI = """
+a, b = 0, 1
+for _ in range(30):
+    a, b = b, a + b
+print(a)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +73,17 @@ def wire(key: str, url: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def program(key: str, url: str, tmp_path: Path) -> Callable[[str], str]:
+def program(key: str, url: str, tmp_path: Path) -> Callable[..., str]:
     """Runs a program, and gives what it printed."""
-    (tmp_path / "anthropic.py").write_text(MODEL, encoding="utf-8")
 
-    def run(text: str) -> str:
+    def run(text: str, model_env: Mapping[str, str] = MappingProxyType({})) -> str:
         path = tmp_path / "program.py"
         path.write_text(text, encoding="utf-8")
         # PANDASTACK_TOKEN is what the guide says, PANDASTACK_API_KEY what this version of the client reads.
         env = {**os.environ, "PANDASTACK_API": url, "PANDASTACK_API_KEY": key, "PANDASTACK_TOKEN": key, "HOME": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, str(path)], env={**env, "NO_PROXY": "127.0.0.1"}, capture_output=True, text=True, check=False, timeout=120
-        )
+        # The guide's model is one that Anthropic's package warns about.
+        env |= {"NO_PROXY": "127.0.0.1", "PYTHONWARNINGS": "ignore::DeprecationWarning", **model_env}
+        done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, check=False, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -87,9 +96,16 @@ def test_tool_of_the_guide(program: Callable[[str], str], service: TcpService) -
     assert {info.id for info in service.client.sandboxes.list()} == before  # it has ended what it made
 
 
-def test_agent_of_the_guide(program: Callable[[str], str]) -> None:
+def test_agent_of_the_guide(program: Callable[..., str]) -> None:
     only_main = RUN_CODE.partition('if __name__ == "__main__":')[0]
-    assert program(f"{TOOL}\n{only_main}\n{AGENT}") == "It is 832040.\n"
+
+    def script(conversation: Conversation) -> Step:
+        if not conversation.results:
+            return Call("run_code", {"code": FIBONACCI})
+        return Say(f"It is {conversation.results[0].text}.")
+
+    with scripted_model(script) as model:
+        assert program(f"{TOOL}\n{only_main}\n{AGENT}", model.env) == "It is 832040.\n"
 
 
 def test_session_of_the_guide_uses_one_sandbox(program: Callable[[str], str]) -> None:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,8 @@ from sandlot import InvalidRequestError, NotFoundError, Sandbox
 from sandlot.sdk.compat.sandboxapi import KEY_VARIABLE, URL_VARIABLE, SandboxAPI, Session
 from tests.compat.sandboxapi.program import AGENT
 from tests.support.cases import cases
-from tests.support.chatting import Call, Message, Say, model
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Call, Conversation, Say, Step
 from tests.support.tcpservice import TcpService
 
 ABSENT = "prettytable"
@@ -78,19 +79,17 @@ print("total:", sum(float(row["units"]) * float(row["price"]) for row in rows))
 """
 
 
-def think(messages: Sequence[Message]) -> Say | Call:
+def script(conversation: Conversation) -> Step:
     """What the guide says that a model does: run code, read the error, install what is missing, run again, answer."""
-    last = messages[-1]
-    if last["role"] == "user":
+    if not conversation.results:
         return Call("execute_python", {"code": LOOK})
-    assert last["role"] == "tool"
-    assert last["tool_call_id"] == messages[-2]["tool_calls"][0]["id"]
-    told = str(last["content"])
+    told = conversation.results[-1].text
     if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)'", told):
         return Call("install_packages", {"packages": [missing[1]]})
     if told.startswith("Installed"):
         return Call("execute_python", {"code": REPORT})
-    return Say(f"The total revenue is {re.search(r'total: ([0-9.]+)', told)[1] if 'total:' in told else told}.")  # type: ignore[index]
+    total = re.search(r"total: ([0-9.]+)", told)
+    return Say(f"The total revenue is {total[1] if total else told}.")
 
 
 def test_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_path: Path) -> None:
@@ -100,25 +99,18 @@ def test_program_of_the_guide(service: TcpService, key: str, base_url: str, tmp_
     program.write_text(changed, encoding="utf-8")
     before = {info.id for info in service.client.sandboxes.list()}
 
-    def upload_first(messages: Sequence[Message]) -> Say | Call:
-        if messages[-1]["role"] == "user":  # the file that the user speaks of is there by then
+    def upload_first(conversation: Conversation) -> Step:
+        if not conversation.results:  # the file that the user speaks of is there by then
             (made,) = (info.id for info in service.client.sandboxes.list() if info.id not in before)
             Sandbox.connect(made, client=service.client).files.write("/tmp/sales.csv", SALES)
-        return think(messages)
+        return script(conversation)
 
-    with model(upload_first) as there:
-        env = {
-            **os.environ,
-            "OPENAI_BASE_URL": there.url,
-            "OPENAI_API_KEY": "none",
-            KEY_VARIABLE: key,
-            URL_VARIABLE: base_url,
-            "NO_PROXY": "127.0.0.1",
-        }
+    with scripted_model(upload_first) as model:
+        env = {**os.environ, **model.env, KEY_VARIABLE: key, URL_VARIABLE: base_url}
         done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"The total revenue is {TOTAL}.\n"
-    tools = [str(message["content"]) for message in there.asked[-1]["messages"] if message["role"] == "tool"]
+    tools = [result.text for result in model.conversations[-1].results]
     assert "ModuleNotFoundError: No module named" in tools[0]
     assert tools[1] == f"Installed {ABSENT}"
     assert "same object: True" in tools[2]

@@ -1,8 +1,6 @@
 """The programs of Tensorlake's own page on tools for agents, as its users copied them.
 
-They are texts and not modules: nothing of them is changed but what follows. Where to ask, and the key, come from the environment. The programs that
-call a model stop before their ``__main__``: a test calls ``run_agent``. Of the packages of models only ``openai`` is among ours: Claude's is stood
-in for by what says which tool it calls, and the Agents SDK by two functions that do what the page uses of it.
+They are texts and not modules: nothing of them is changed but what follows. Addresses and keys, also those of the models, come from the environment.
 The line that makes a pool names an image, without which this version of the client asks nothing.
 """
 
@@ -103,6 +101,16 @@ def run_agent(user_message: str) -> str:
 
     finally:
         sandbox.close()  # always clean up
+
+
+if __name__ == "__main__":
+    answer = run_agent(
+        "I have a list of numbers: [4, 8, 15, 16, 23, 42]. "
+        "What is the mean, median, and standard deviation? "
+        "Also plot a histogram and tell me if the distribution looks normal."
+    )
+    print("\\n=== Final answer ===")
+    print(answer)
 '''
 
 OPENAI = '''
@@ -198,6 +206,16 @@ def run_agent(user_message: str) -> str:
 
     finally:
         sandbox.close()
+
+
+if __name__ == "__main__":
+    answer = run_agent(
+        "Using only Python stdlib (random, datetime), generate sample monthly revenue and cost "
+        "data for the last 12 months (seed 42). Print a table showing each month, profit, and "
+        "profit margin. Then print which month had the best and worst margin."
+    )
+    print("\\n=== Final answer ===")
+    print(answer)
 '''
 
 AGENTS = '''

@@ -5,78 +5,94 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tensorlake.sandbox import SandboxClient
 
 from tests.compat.tensorlake import programs
-from tests.support.chatting import Call, Message, Say, model
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Call, Conversation, Say, Step
 from tests.support.tcpservice import TcpService
 
-STATISTICS = "import statistics as s; n = [4, 8, 15, 16, 23, 42]; print(s.mean(n), s.median(n)); open('seen', 'w').write('kept')"
-AGAIN = "import sys; print(open('seen').read(), 'n' in globals()); print('oh', file=sys.stderr); sys.exit(3)"
-SEEN = "kept False\n[stderr]\noh\n[exit code: 3]"
-
-ANTHROPIC = f"""
-from types import SimpleNamespace as Object
-
-def answer(messages, **_):
-    told = sum(message["role"] == "assistant" for message in messages)
-    if told == 2:
-        last = [message["content"][0]["content"] for message in messages[1:] if message["role"] == "user"]
-        return Object(stop_reason="end_turn", content=[Object(type="text", text="|".join(last))])
-    code = [{STATISTICS!r}, {AGAIN!r}][told]
-    return Object(stop_reason="tool_use", content=[Object(type="tool_use", id=str(told), input={{"code": code}})])
-
-def Anthropic():
-    return Object(messages=Object(create=answer))
+STATISTICS = """
+import statistics
+numbers = [4, 8, 15, 16, 23, 42]
+print(statistics.mean(numbers), statistics.median(numbers), round(statistics.stdev(numbers), 2))
+open("seen", "w").write("kept")
 """
-
-AGENTS = """
-from types import SimpleNamespace as Object
-
-def function_tool(function):
-    return function
-
-Agent = ModelSettings = Object
-
-class Runner:
-    @staticmethod
-    def run_sync(agent, asked):
-        return Object(final_output=agent.tools[0]("print(round((3.2 / 1) ** (1 / 5) - 1, 4))"))
+HISTOGRAM = """
+import sys
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+plt.hist([4, 8, 15, 16, 23, 42])
+plt.savefig("histogram.png")
+print(open("histogram.png", "rb").read(4), open("seen").read(), "numbers" in globals())
+print("It looks skewed.", file=sys.stderr)
+sys.exit(3)
 """
+MONTHS = """
+import datetime
+import random
+random.seed(42)
+margins = {}
+for month in range(1, 13):
+    revenue, cost = random.randint(80, 120), random.randint(40, 70)
+    name = datetime.date(2025, month, 1).strftime("%B")
+    margins[name] = (revenue - cost) / revenue
+    print(f"{name:10} {revenue - cost:4} {margins[name]:6.1%}")
+print("best:", max(margins, key=margins.get), "worst:", min(margins, key=margins.get))
+"""
+GROWTH = "print(f'{(3.2 / 1) ** (1 / 5) - 1:.2%}')"
 
 
-def run(tmp_path: Path, program: str, url: str, key: str, env: Mapping[str, str] | None = None, **modules: str) -> str:
-    """Run a program of the page as its reader does: in a process of its own, with its address and key in the environment; what it printed."""
-    for name, text in modules.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+def run(tmp_path: Path, program: str, url: str, key: str, env: Mapping[str, str]) -> str:
+    """Run a program of the page as its reader does: in its own process, with addresses and keys in the environment. Returns what it printed."""
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    known = {**os.environ, "TENSORLAKE_API_URL": url, "TENSORLAKE_API_KEY": key, "PYTHONWARNINGS": "ignore", **(env or {})}
+    known = {**os.environ, "TENSORLAKE_API_URL": url, "TENSORLAKE_API_KEY": key, "PYTHONWARNINGS": "ignore", **env}
     done = subprocess.run([sys.executable, tmp_path / "program.py"], env=known, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_claude_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
-    text = run(tmp_path, f"{programs.CLAUDE}\nprint('ANSWER', run_agent('...'))", url, key, anthropic=ANTHROPIC)
-    assert text.partition("ANSWER ")[2].strip() == f"18 15.5|{SEEN}"
+    def script(conversation: Conversation) -> Step:
+        assert conversation.system.startswith("You are a data analysis assistant.")
+        results = [result.text for result in conversation.results]
+        if not results:
+            return Call("run_code", {"code": STATISTICS})
+        if len(results) == 1:
+            return Call("run_code", {"code": HISTOGRAM})
+        return Say(f"Mean, median and deviation: {results[0].strip()}. The plot: {results[1]}")
+
+    with scripted_model(script) as model:
+        text = run(tmp_path, programs.CLAUDE, url, key, model.env)
+    plot = "b'\\x89PNG' kept False\n[stderr]\nIt looks skewed.\n[exit code: 3]"
+    assert text.partition("=== Final answer ===\n")[2].strip() == f"Mean, median and deviation: 18 15.5 13.49. The plot: {plot}"
 
 
 def test_openai_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
-    def think(messages: Sequence[Message]) -> Say | Call:
-        told = [message["content"] for message in messages if message["role"] == "tool"]
-        return Say("|".join(told)) if len(told) == 2 else Call("run_code", {"code": [STATISTICS, AGAIN][len(told)]})
+    def script(conversation: Conversation) -> Step:
+        if not conversation.results:
+            return Call("run_code", {"code": MONTHS})
+        return Say(conversation.results[0].text)
 
-    with model(think) as thinking:
-        env = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": thinking.url}
-        text = run(tmp_path, f"{programs.OPENAI}\nprint('ANSWER', run_agent('...'))", url, key, env)
-    assert text.partition("ANSWER ")[2].strip() == f"18 15.5|{SEEN}"
+    with scripted_model(script) as model:
+        text = run(tmp_path, programs.OPENAI, url, key, model.env)
+    expected = subprocess.run([sys.executable, "-c", MONTHS], capture_output=True, text=True, check=True).stdout
+    assert text.partition("=== Final answer ===\n")[2].strip() == expected.strip()
 
 
 def test_agents_sdk_program_of_the_page(tmp_path: Path, url: str, key: str) -> None:
-    assert run(tmp_path, programs.AGENTS, url, key, agents=AGENTS).strip() == "0.2619"
+    def script(conversation: Conversation) -> Step:
+        if not conversation.results:
+            assert conversation.body["tool_choice"] == "required"
+            return Call("run_code", {"code": GROWTH})
+        return Say(f"The growth rate is {conversation.results[0].text.strip()}.")
+
+    with scripted_model(script) as model:
+        assert run(tmp_path, programs.AGENTS, url, key, model.env) == "The growth rate is 26.19%.\n"
 
 
 def test_sandbox_per_call_ends_with_the_call(client: SandboxClient) -> None:
