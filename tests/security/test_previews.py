@@ -19,10 +19,11 @@ from tests.support.traces import settle
 
 PORT = 8000
 SERVER = f"""
-import http.server
+import http.server, time
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
+        time.sleep(self.path == "/slow")
         self.send_response(200)
         self.send_header("Content-Length", "6")
         self.end_headers()
@@ -97,6 +98,19 @@ def test_a_thousand_connections_hold_up_neither_other_clients_nor_the_api(servic
         assert [address.get(source="127.0.2.1").text for _ in range(10)] == ["inside"] * 10
         assert serving.commands.run(["echo", "there"]).stdout == "there\n"
     settle(lambda: service.descriptors() - opened, Counter[str]())
+
+
+def test_two_hundred_requests_at_once_wait_for_their_turn(serving: Sandbox) -> None:
+    address = Address(serving)
+    head = f"GET /slow HTTP/1.1\r\nHost: {address.host}\r\nX-Sandlot-Preview-Token: {address.token}\r\nConnection: close\r\n\r\n".encode()
+    with ExitStack() as clients:
+        opened = [clients.enter_context(socket.create_connection(("127.0.0.1", address.port), timeout=60)) for _ in range(200)]
+        for client in opened:
+            client.sendall(head)
+        responses = [b"".join(iter(lambda client=client: client.recv(4096), b"")) for client in opened]  # type: ignore[misc]
+    assert Counter(response[:12] + response[-6:] for response in responses) == {b"HTTP/1.1 200inside": 200}
+    with serving.forward(PORT) as forward:  # previews leave room for tunnels
+        assert httpx.get(f"http://127.0.0.1:{forward.local_port}/").text == "inside"
 
 
 def test_fifty_requests_resume_a_sandbox_once(service: LocalService, serving: Sandbox) -> None:

@@ -287,10 +287,10 @@ class _Exchange:
         is_repeatable = self._method in _REPEATABLE and not self._has_body and not request.upgrade
         programs = self._forwarder.programs
         try:
-            program = await programs.take(access, is_repeatable=is_repeatable)
+            program = await programs.take(access, self._stream.gone, is_repeatable=is_repeatable)
             if await self._exchange(program, head, request, access, may_be_stale=is_repeatable and program.is_reused):
                 return
-            program = await programs.open(access)
+            program = await programs.open(access, self._stream.gone)
             await self._exchange(program, head, request, access, may_be_stale=False)
         except NotFoundError as error:
             raise not_listening(error, access.port) if error.code is ErrorCode.PORT_NOT_FOUND else error from None
@@ -335,7 +335,7 @@ class _Exchange:
             if is_reusable and not self._stream.gone.done():
                 self._forwarder.programs.give_back(access, program)
             else:
-                self._forwarder.programs.close(program)
+                self._forwarder.programs.close(access.sandbox, program)
         return True
 
     async def _relay(self, program: ProgramConnection, request: PreviewRequest, access: PreviewAccess) -> None:

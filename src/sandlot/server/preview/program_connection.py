@@ -1,4 +1,4 @@
-"""HTTP connections to programs inside sandboxes, over tunnels, and the pool of those that wait for a further request.
+"""HTTP connections to programs inside sandboxes, over tunnels, and the pool of idle ones.
 
 To open a tunnel takes 2 to 4 ms, several times as long as a request over an open one (measured), so connections are kept.
 
@@ -7,19 +7,21 @@ Invariants:
   connection, the connection is dropped.
 - A kept connection serves only its own sandbox and port.
 - At most ``MAX_IDLE`` connections of a port and ``MAX_IDLE_ALL`` of all ports are kept, for ``IDLE_S`` each.
+- At most ``MAX_OPEN`` connections of a sandbox are open at once, idle ones included: the guest refuses more than 64 tunnels. Further requests wait,
+  the first come first, and idle connections of the sandbox are closed for them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import h11
 
-from sandlot.model.errors import SandlotError
+from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.previews import PreviewAccess
 from sandlot.model.tunnels import Tunnel
@@ -31,6 +33,11 @@ FRESH_S: Final = 1.0
 """Seconds for which an idle connection is used for a request that must not be sent twice. Gunicorn closes its own after 2 seconds."""
 MAX_IDLE: Final = 16
 MAX_IDLE_ALL: Final = 256
+MAX_OPEN: Final = 48
+MAX_WAITING: Final = 256
+"""Number of requests of a sandbox that may wait for a connection."""
+WAIT_S: Final = 60.0
+"""Seconds for which a request waits for a connection."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 
 Key = tuple[SandboxId, int]
@@ -126,6 +133,21 @@ class ProgramConnection:
             return b""
 
 
+class _Waiter:
+    """A request that waits for a connection to a program.
+
+    Attributes:
+        key: Sandbox and port of the request; None if the request needs a new connection.
+        given: A connection to the port, or None: a connection may be opened.
+    """
+
+    __slots__ = ("given", "key")
+
+    def __init__(self, key: Key | None) -> None:
+        self.key = key
+        self.given: asyncio.Future[ProgramConnection | None] = asyncio.get_running_loop().create_future()
+
+
 class ProgramConnections:
     """Connections to programs: opens them and keeps idle ones.
 
@@ -139,6 +161,9 @@ class ProgramConnections:
         self._now_s = now_s
         self._idle: OrderedDict[ProgramConnection, Key] = OrderedDict()
         self._of_key: dict[Key, list[ProgramConnection]] = {}
+        self._open: Counter[SandboxId] = Counter()
+        """Number of connections of each sandbox that are open, being opened or being closed."""
+        self._waiting: dict[SandboxId, deque[_Waiter]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -147,14 +172,19 @@ class ProgramConnections:
         """Number of idle connections."""
         return len(self._idle)
 
-    async def take(self, access: PreviewAccess, *, is_repeatable: bool) -> ProgramConnection:
+    async def take(self, access: PreviewAccess, gone: asyncio.Future[None], *, is_repeatable: bool) -> ProgramConnection:
         """Return an idle connection to the port, or a new one. A new connection resumes a suspended sandbox.
+
+        The caller must pass the connection to :meth:`give_back` or :meth:`close`.
 
         Args:
             access: Permission for the request.
+            gone: Done when the client has left, and waits no more.
             is_repeatable: True if the request can be sent again after the program has closed an idle connection at the same moment.
 
         Raises:
+            ConnectionResetError: The client has left.
+            UnavailableError: Too many connections of the sandbox are open (``busy``).
             SandlotError: The connection cannot be opened.
         """
         key = (access.sandbox, access.port)
@@ -164,29 +194,99 @@ class ProgramConnections:
             self._forget(connection)
             if access.is_running and not connection.is_ended and (is_repeatable or self._now_s() - connection.idle_since_s < FRESH_S):
                 return connection
-            self.close(connection)
-        return ProgramConnection(await self._connect(access))
+            self.close(access.sandbox, connection)
+        return await self.open(access, gone, may_reuse=True)
 
-    async def open(self, access: PreviewAccess) -> ProgramConnection:
-        """Return a new connection.
+    async def open(self, access: PreviewAccess, gone: asyncio.Future[None], *, may_reuse: bool = False) -> ProgramConnection:
+        """Return a new connection, or one that another request has just given back.
+
+        Args:
+            access: Permission for the request.
+            gone: Done when the client has left, and waits no more.
+            may_reuse: False for a new connection in all cases.
 
         Raises:
+            ConnectionResetError: The client has left.
+            UnavailableError: Too many connections of the sandbox are open (``busy``).
             SandlotError: The connection cannot be opened.
         """
-        return ProgramConnection(await self._connect(access))
+        sandbox = access.sandbox
+        if self._open[sandbox] < MAX_OPEN:
+            self._open[sandbox] += 1
+        elif (given := await self._wait(_Waiter((sandbox, access.port) if may_reuse else None), sandbox, gone)) is not None:
+            return given
+        try:
+            return ProgramConnection(await self._connect(access))
+        except BaseException:
+            self._release(sandbox)
+            raise
 
     def give_back(self, access: PreviewAccess, connection: ProgramConnection) -> None:
         """Keep a connection for a further request, or close it if there can be none."""
         key = (access.sandbox, access.port)
-        if len(self._of_key.get(key, ())) >= MAX_IDLE or not connection.start_idling(lambda: self._drop(connection)):
-            self.close(connection)
+        waiter = self._next_waiter(access.sandbox)
+        is_wanted = len(self._of_key.get(key, ())) < MAX_IDLE if waiter is None else waiter.key == key
+        if not is_wanted or not connection.start_idling(lambda: self._drop(connection)):
+            self.close(access.sandbox, connection)
+        elif waiter is not None:
+            self._waiting[access.sandbox].popleft()
+            waiter.given.set_result(connection)
+        else:
+            connection.idle_since_s = self._now_s()
+            self._idle[connection] = key
+            self._of_key.setdefault(key, []).append(connection)
+            if len(self._idle) > MAX_IDLE_ALL:
+                self._drop(next(iter(self._idle)))
+            self._set_timer()
+
+    async def _wait(self, waiter: _Waiter, sandbox: SandboxId, gone: asyncio.Future[None]) -> ProgramConnection | None:
+        """Wait for a connection that another request gives back, or, for which None stands, for the place of one that is closed."""
+        waiting = self._waiting.setdefault(sandbox, deque())
+        if len(waiting) >= MAX_WAITING:
+            raise _busy()
+        waiting.append(waiter)
+        idle = next((each for each, (owner, _) in self._idle.items() if owner == sandbox), None)
+        if idle is not None:  # of another port
+            self._drop(idle)
+        ends: set[asyncio.Future[Any]] = {waiter.given, gone}
+        try:
+            await asyncio.wait(ends, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._leave(waiter, sandbox)
+            raise
+        if gone.done():
+            self._leave(waiter, sandbox)
+            raise ConnectionResetError
+        if not waiter.given.done():
+            self._leave(waiter, sandbox)
+            raise _busy()
+        return waiter.given.result()
+
+    def _leave(self, waiter: _Waiter, sandbox: SandboxId) -> None:
+        if not waiter.given.done():
+            self._waiting[sandbox].remove(waiter)
+            self._next_waiter(sandbox)
+        elif (given := waiter.given.result()) is not None:
+            self.close(sandbox, given)
+        else:
+            self._release(sandbox)
+
+    def _next_waiter(self, sandbox: SandboxId) -> _Waiter | None:
+        waiting = self._waiting.get(sandbox)
+        if not waiting:
+            self._waiting.pop(sandbox, None)
+            return None
+        return waiting[0]
+
+    def _release(self, sandbox: SandboxId) -> None:
+        """Give the place of a closed connection to the first request that waits."""
+        if (waiter := self._next_waiter(sandbox)) is not None:
+            self._waiting[sandbox].popleft()
+            waiter.given.set_result(None)
             return
-        connection.idle_since_s = self._now_s()
-        self._idle[connection] = key
-        self._of_key.setdefault(key, []).append(connection)
-        if len(self._idle) > MAX_IDLE_ALL:
-            self._drop(next(iter(self._idle)))
-        self._set_timer()
+        self._open[sandbox] -= 1
+        if not self._open[sandbox]:
+            del self._open[sandbox]
 
     async def aclose(self) -> None:
         """Close all idle connections, and wait until all connections that are not in use are closed."""
@@ -199,26 +299,29 @@ class ProgramConnections:
 
     def _drop(self, connection: ProgramConnection) -> None:
         if connection in self._idle:
-            self._forget(connection)
-            self.close(connection)
+            self.close(self._forget(connection), connection)
 
-    def close(self, connection: ProgramConnection) -> None:
+    def close(self, sandbox: SandboxId, connection: ProgramConnection) -> None:
         """Close a connection in the background, whatever happens to the task of its client."""
 
         async def close() -> None:
-            with suppress(SandlotError):
-                await connection.aclose()
+            try:
+                with suppress(SandlotError):
+                    await connection.aclose()
+            finally:
+                self._release(sandbox)
 
         task = asyncio.create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _forget(self, connection: ProgramConnection) -> None:
+    def _forget(self, connection: ProgramConnection) -> SandboxId:
         key = self._idle.pop(connection)
         kept = self._of_key[key]
         kept.remove(connection)
         if not kept:
             del self._of_key[key]
+        return key[0]
 
     def _set_timer(self) -> None:
         if self._timer is None and self._idle:
@@ -232,3 +335,12 @@ class ProgramConnections:
                 break
             self._drop(connection)
         self._set_timer()
+
+
+def _busy() -> UnavailableError:
+    return UnavailableError(
+        f"The program has {MAX_OPEN} requests and WebSockets of previews open, and more wait.",
+        code=ErrorCode.BUSY,
+        hint="Wait for open requests, or close WebSockets and pages.",
+        fields={"retry_after_s": 1},
+    )
