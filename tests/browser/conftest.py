@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.service.conftest import service
 from tests.support.chromium import Browser, Profile, chromium
-from tests.support.localservice import LocalService, local_service
+
+__all__ = ["browser", "profile", "service"]
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +22,3 @@ def browser() -> Iterator[Browser]:
 def profile(browser: Browser) -> Iterator[Profile]:
     with browser.profile() as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalService]:
-    with local_service() as running:
-        yield running

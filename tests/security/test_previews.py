@@ -44,7 +44,7 @@ class Address:
         self.token = parts.query.partition("=")[2]
 
     def get(self, host: str | None = None, token: str | None = None, source: str = "127.0.0.1") -> httpx.Response:
-        """Send a request over a connection of its own."""
+        """Send a request over a new connection."""
         with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=60) as client:
             headers = {"Host": host or self.host, "X-Sandlot-Preview-Token": token or self.token}
             return client.get(f"http://127.0.0.1:{self.port}/", headers=headers)

@@ -1,7 +1,7 @@
 """Addresses of previews: build and parse them. Pure.
 
-A preview has two forms. The host form, ``http://PORT-SANDBOX.DOMAIN/``, gives each port of each sandbox an origin of its own, so that pages work as
-they would on a server of their own. The path form, ``http://DOMAIN/p/TOKEN/``, needs no name for each port; its pages share one origin, and the
+A preview has two forms. The host form, ``http://PORT-SANDBOX.DOMAIN/``, gives each port of each sandbox its own origin, so that pages work as
+they would on any server. The path form, ``http://DOMAIN/p/TOKEN/``, needs no name for each port; its pages share one origin, and the
 browser therefore isolates them like embedded documents of a stranger (``server/preview/forwarding.py``).
 """
 

@@ -5,7 +5,8 @@ Invariants:
 - Each message is parsed, and written anew by its own rules of framing. Bytes that follow a request are never part of what its program receives.
 - Bodies pass in pieces, and each side is read only as fast as the other one takes. After an upgrade, bytes are copied.
 - The handshake of TLS and the first head must arrive within 30 s, the next request within 75 s, and each further piece of a body within 120 s. A
-  client that reads nothing of a response for 120 s is disconnected. A program has any time to respond.
+  client that reads nothing of a response for 120 s is disconnected. A program has any time to respond, and 600 s to read each further piece of a
+  body.
 - Access that ends, with its token, its key or public ports, ends open requests and WebSockets within 10 s.
 - If the client leaves, its program sees the end of the connection. If the program ends in the middle of a response, the client's connection is reset,
   so that no client takes a part for the whole.
@@ -35,7 +36,7 @@ from sandlot.server.preview.client_stream import ClientStream
 from sandlot.server.preview.forwarding import Client, Headers, PreviewRequest
 from sandlot.server.preview.http_events import HttpEvents
 from sandlot.server.preview.program_connection import ProgramConnection, ProgramConnections
-from sandlot.server.preview.responses import OwnResponse, bad_response_error, error_response, not_listening
+from sandlot.server.preview.responses import OwnResponse, ProgramError, bad_response_error, error_response, not_listening
 from sandlot.web.connections import Connection
 from sandlot.web.errors import body_timeout_error
 from sandlot.web.preview_urls import PreviewAddress
@@ -363,6 +364,7 @@ class _Exchange:
         Raises:
             h11.RemoteProtocolError: The client has sent something else than a body.
             TimeoutExceededError: The client sends nothing.
+            ProgramError: The program reads nothing.
         """
         while True:
             try:
@@ -374,6 +376,8 @@ class _Exchange:
                 return
             try:
                 await program.send(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
+            except ProgramError:
+                raise
             except (SandlotError, h11.LocalProtocolError):
                 return  # the program may have responded before the end of the body; the response says more
             if isinstance(event, h11.EndOfMessage):

@@ -1,7 +1,7 @@
 """Rules of forwarding: find the preview that a request is for, and translate the heads of requests and responses. Pure.
 
 Invariants:
-- A program sees the same Host in requests and in upgrades, that of its own loopback address unless ``mask_request_host`` says otherwise. Development
+- A program sees the same Host in requests and in upgrades, that of its loopback address unless ``mask_request_host`` says otherwise. Development
   servers refuse other hosts, and end hot reload if the two differ.
 - Tokens and cookies of the service never reach a program, and a program cannot set such cookies.
 - The framing of a message is decided anew for each connection: no header that describes a connection, or where a body ends, is copied.

@@ -1,7 +1,7 @@
 """The preview listener: its socket, its address, and the connections of its clients.
 
 Invariants:
-- Previews have a port of their own: pages of programs are never served under the origin of the API.
+- Previews have a separate port: pages of programs are never served under the origin of the API.
 - The number of connections is limited, with a share for each address (``web/connections.py``). A connection counts before the handshake of TLS.
 - A local service opens the listener on 127.0.0.1 when the first preview is asked for. From then on, each service of the data directory opens it at
   its start, on the same port if no other program uses it, so that addresses stay valid.

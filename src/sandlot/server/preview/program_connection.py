@@ -26,11 +26,14 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.previews import PreviewAccess
 from sandlot.model.tunnels import Tunnel
 from sandlot.server.preview.http_events import HttpEvents
+from sandlot.server.preview.responses import stalled_request_error
 
 IDLE_S: Final = 4.0
 """Seconds for which an idle connection is kept. Node.js closes its own after 5 seconds."""
 FRESH_S: Final = 1.0
 """Seconds for which an idle connection is used for a request that must not be sent twice. Gunicorn closes its own after 2 seconds."""
+STALL_TIMEOUT_S: Final = 600.0
+"""Seconds for which a program may read nothing of what is sent to it. A program with one thread can be busy with another request until then."""
 MAX_IDLE: Final = 16
 MAX_IDLE_ALL: Final = 256
 MAX_OPEN: Final = 48
@@ -72,9 +75,14 @@ class ProgramConnection:
         return self._reading is not None and self._reading.done()
 
     async def send(self, event: h11.Event) -> None:
-        """Send an event of the request, and wait while the program does not read."""
+        """Send an event of the request, and wait while the program does not read.
+
+        Raises:
+            ProgramError: The program has read nothing for ``STALL_TIMEOUT_S`` seconds. The connection is closed.
+            SandlotError: The connection or the sandbox has ended.
+        """
         if data := self.http.send(event):
-            await self._tunnel.send(data)
+            await self.write(data)
 
     async def read(self) -> bytes:
         """Return the next bytes of the program; empty at the end.
@@ -88,8 +96,18 @@ class ProgramConnection:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes after an upgrade."""
-        await self._tunnel.send(data)
+        """Send bytes, and wait while the program does not read.
+
+        Raises:
+            ProgramError: The program has read nothing for ``STALL_TIMEOUT_S`` seconds. The connection is closed.
+            SandlotError: The connection or the sandbox has ended.
+        """
+        try:
+            async with asyncio.timeout(STALL_TIMEOUT_S):
+                await self._tunnel.send(data)
+        except TimeoutError:
+            self.abort()
+            raise stalled_request_error(STALL_TIMEOUT_S) from None
 
     def rest(self) -> bytes:
         """Return the bytes that arrived behind the response to an upgrade."""

@@ -13,7 +13,7 @@ from sandlot.web.error_formats import retry_after_s
 from sandlot.web.errors import MEDIA_TYPE, problem_document
 
 RELOAD_S = 2
-"""Seconds after which the page of a program that does not listen yet is loaded again."""
+"""Seconds after which the page of an error that can pass asks for the first time whether the error has passed."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -29,10 +29,22 @@ _PAGE = """<!doctype html>
 
 _RELOAD = """
 <script>
+let afterMs = {after_ms};
 const reload = () => location.reload();
-setTimeout(() => document.hidden ? document.addEventListener("visibilitychange", reload) : reload(), {after_ms});
+const reloadOnReturn = () => document.addEventListener("visibilitychange", reload, {{once: true}});
+const check = async () => {{
+    if (document.hidden || afterMs > 60000) return reloadOnReturn();
+    try {{
+        const request = {{method: "HEAD", redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(10000)}};
+        if ((await fetch(location.href, request)).status !== {status}) return reload();
+    }} catch (error) {{
+        if (error.name === "TimeoutError") return reload();
+    }}
+    setTimeout(check, afterMs *= 1.1);
+}};
+setTimeout(check, afterMs);
 </script>"""
-"""A tab that nobody looks at is not loaded again: each request resumes the sandbox."""
+"""Each request resumes the sandbox, so the page asks less and less often, and stops after 10 minutes or when nobody looks at its tab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ def error_response(error: SandlotError, request_id: str, *, is_page: bool) -> Ow
     status = HTTPStatus.BAD_GATEWAY if error.code is ErrorCode.PORT_NOT_FOUND else HTTPStatus(error.status)
     after_s = RELOAD_S if error.code is ErrorCode.PORT_NOT_FOUND else retry_after_s(error)
     if is_page:
-        media_type, body = b"text/html; charset=utf-8", _page(error, after_s)
+        media_type, body = b"text/html; charset=utf-8", _page(error, status, after_s)
     else:
         media_type, body = (
             MEDIA_TYPE.encode(),
@@ -78,8 +90,8 @@ def error_response(error: SandlotError, request_id: str, *, is_page: bool) -> Ow
     return OwnResponse(status, headers, body)
 
 
-class ProgramResponseError(UnavailableError):
-    """A program has sent no valid HTTP response."""
+class ProgramError(UnavailableError):
+    """A program does not speak HTTP, or does not read its request."""
 
     @property
     def status(self) -> int:
@@ -87,9 +99,18 @@ class ProgramResponseError(UnavailableError):
         return HTTPStatus.BAD_GATEWAY
 
 
-def bad_response_error(port: int) -> ProgramResponseError:
+def stalled_request_error(seconds: float) -> ProgramError:
+    """Return the error for a program that reads no more of its request."""
+    return ProgramError(
+        f"The program has read nothing of the request for {seconds:g} s.",
+        code=ErrorCode.SERVICE_UNAVAILABLE,
+        hint="Check that the program reads the bodies of requests, and look at its output.",
+    )
+
+
+def bad_response_error(port: int) -> ProgramError:
     """Return the error for a program that has sent no valid HTTP response."""
-    return ProgramResponseError(
+    return ProgramError(
         f"The program on port {port} closed the connection, or did not respond with HTTP.",
         code=ErrorCode.SERVICE_UNAVAILABLE,
         hint="Check that the program serves HTTP (not HTTPS) on this port, and look at its output.",
@@ -105,16 +126,16 @@ def refused_connection(error: UnavailableError) -> bytes:
 
 
 def not_listening(error: NotFoundError, port: int) -> NotFoundError:
-    """Return the error for a port on which no program listens, with a hint for those who open a preview."""
+    """Return the error for a port on which no program listens, with a hint for people who open a preview."""
     return NotFoundError(
         f"No program listens on port {port} of the sandbox.",
         code=error.code,
-        hint="Start a server inside the sandbox. This page is loaded again until the server responds.",
+        hint="Start a server inside the sandbox. In a browser, this page asks again for 10 minutes.",
         fields={"port": port},
     )
 
 
-def _page(error: SandlotError, after_s: int | None) -> bytes:
-    reload = "" if after_s is None else _RELOAD.format(after_ms=after_s * 1000)
+def _page(error: SandlotError, status: HTTPStatus, after_s: int | None) -> bytes:
+    reload = "" if after_s is None else _RELOAD.format(after_ms=after_s * 1000, status=int(status))
     title = "Nothing is running here yet" if error.code is ErrorCode.PORT_NOT_FOUND else "This preview cannot be shown"
     return _PAGE.format(reload=reload, title=html.escape(title), message=html.escape(error.message), hint=html.escape(error.hint or "")).encode()

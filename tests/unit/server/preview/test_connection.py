@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError
-from sandlot.server.preview import connection
+from sandlot.server.preview import connection, program_connection
 from sandlot.web import connections
 from sandlot.web.preview_urls import TOKEN_PARAMETER
 from tests.unit.server.preview.world import MAX_CONNECTIONS, OTHER, PORT, SANDBOX, WAIT_S, Connection, World, preview_world, token_of
@@ -111,6 +111,7 @@ async def test_no_listener_gives_browsers_a_page_that_reloads_and_programs_json(
     page = await world.request(f"{head}Accept: text/html\r\n\r\n".encode())
     assert page.status == 502
     assert b"location.reload()" in page.body
+    assert b"status !== 502" in page.body
     problem = await world.request(f"{head}\r\n".encode())
     assert problem.status == 502
     assert json.loads(problem.body)["code"] == "port_not_found"
@@ -421,6 +422,29 @@ async def test_a_body_that_does_not_arrive_gives_408(world: World, monkeypatch: 
     monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.05)
     response = await world.request(world.head("/", "Content-Length: 10", method="POST"))
     assert response.status == 408
+
+
+@pytest.mark.parametrize("is_websocket", [False, True])
+async def test_a_program_that_does_not_read_ends_the_request(world: World, monkeypatch: pytest.MonkeyPatch, *, is_websocket: bool) -> None:
+    monkeypatch.setattr(program_connection, "STALL_TIMEOUT_S", 0.05)
+    never = asyncio.Event()
+
+    async def respond(_: bytes, writer: asyncio.StreamWriter) -> None:
+        if is_websocket:
+            writer.write(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n")
+        await never.wait()
+
+    world.program.respond = respond
+    client = await world.open()
+    upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
+    client.write(world.head("/", *upgrade) if is_websocket else world.head("/", "Content-Length: 100000000", method="POST"))
+    if is_websocket:
+        assert (await client.response_head()).status == 101
+    client.write(bytes(100_000_000))
+    if not is_websocket:
+        response = await client.response()
+        assert (response.status, json.loads(response.body)["code"]) == (502, "service_unavailable")
+    await client.read_to_end()
 
 
 async def test_a_client_that_does_not_read_is_disconnected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ class World:
         return client
 
     async def request(self, data: bytes) -> Response:
-        """Send a request over a connection of its own, and return the response."""
+        """Send a request over a new connection, and return the response."""
         client = await self.open()
         try:
             client.write(data)
