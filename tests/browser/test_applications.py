@@ -102,8 +102,10 @@ def test_page_of_the_path_form_has_no_cookies_storage_and_workers(sandbox: Sandb
         page.evaluate(script)
 
 
-def test_page_that_was_opened_too_early_follows_once_the_program_listens(sandbox: Sandbox, profile: Profile) -> None:
-    page = profile.open(sandbox.get_url(PORT + 1))
+@pytest.mark.parametrize("path_form", [False, True])
+def test_page_that_was_opened_too_early_follows_once_the_program_listens(sandbox: Sandbox, profile: Profile, *, path_form: bool) -> None:
+    port = PORT + 1 + path_form
+    page = profile.open(sandbox.get_url(port, path_form=path_form))
     assert "Nothing is running here yet" in page.text
-    sandbox.commands.run(f"python3 -m flask run --port {PORT + 1} > /tmp/second-log 2>&1", background=True)
+    sandbox.commands.run(f"python3 -m flask run --port {port} > /tmp/log-{port} 2>&1", background=True)
     page.wait_for("document.getElementById('name').textContent === 'nobody'")
