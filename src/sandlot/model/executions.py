@@ -365,6 +365,53 @@ def exit_code(code: int | None, signal: int | None, reason: str | None = None) -
     return 128 + signal if signal is not None else code or 0
 
 
+_EXIT_EXCEPTIONS: Final = frozenset({"SystemExit", "ExitStatus"})
+"""Exceptions whose value is an exit code: of Python, and of a line of a shell."""
+_MAX_EXIT_DIGITS: Final = 9
+
+
+def exception_exit_code(name: str, value: str) -> int:
+    """Return the exit code of a program that an exception ended: 3 for ``sys.exit(3)`` and for a failed shell command with status 3.
+
+    ``sys.exit()`` raises SystemExit with an empty value (documentation of Python, sys.exit). All other exceptions have the exit code 1.
+
+    Args:
+        name: Name of the exception.
+        value: Message of the exception, as the sandbox sent it.
+    """
+    if name not in _EXIT_EXCEPTIONS:
+        return 1
+    if value in {"", "None"}:
+        return 0
+    return int(value) & 0xFF if value.lstrip("-").isdecimal() and value.isascii() and len(value) <= _MAX_EXIT_DIGITS else 1
+
+
+CODE_KILLED_EXIT_CODE: Final = 137
+"""Exit code of code whose kernel ended: 128 + SIGKILL."""
+CODE_ABORTED_EXIT_CODE: Final = 130
+"""Exit code of code that was withdrawn before its turn: 128 + SIGINT."""
+
+
+def code_exit_code(status: str, error: tuple[str, str] | None) -> int:
+    """Return the exit code of a program with the outcome of a cell.
+
+    Args:
+        status: Status of the cell.
+        error: Name and value of the exception that ended the cell.
+    """
+    match status:
+        case "ok":
+            return 0
+        case "error":
+            return 1 if error is None else exception_exit_code(*error)
+        case "timeout":
+            return TIMEOUT_EXIT_CODE
+        case "aborted":
+            return CODE_ABORTED_EXIT_CODE
+        case _:
+            return CODE_KILLED_EXIT_CODE
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One context.

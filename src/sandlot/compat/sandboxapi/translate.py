@@ -18,7 +18,7 @@ from sandlot.compat.common import VENDOR_KEY, append_line, is_session, rfc3339_m
 from sandlot.compat.sandboxapi.schemas import CodeResponse, ExecuteRequest, ExecuteResponse, InstallResponse, LanguageResponse, SessionResponse
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
-from sandlot.model.executions import TIMEOUT_EXIT_CODE, CodeResult, CommandResult
+from sandlot.model.executions import TIMEOUT_EXIT_CODE, CodeResult, CommandResult, exception_exit_code
 from sandlot.model.packages import InstallParams
 from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
 from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
@@ -272,12 +272,7 @@ def install_response(params: InstallParams, result: CommandResult) -> InstallRes
 
 def exit_code(result: CodeResult) -> int:
     """Return the exit code of a program that raised the same exception: 3 for ``sys.exit(3)`` and for a failed shell command with status 3."""
-    if result.error is None or result.error.name not in {"SystemExit", "ExitStatus"}:
-        return 1
-    value = result.error.value
-    if value in {"", "None"}:
-        return 0
-    return int(value) & 0xFF if value.lstrip("-").isdecimal() and len(value) < 10 else 1  # noqa: PLR2004 - more digits are not an exit code
+    return 1 if result.error is None else exception_exit_code(result.error.name, result.error.value)
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final, Self
@@ -136,6 +137,7 @@ class CodeService:
         options: ExecutionOptions = NATIVE,
         *,
         idempotency_key: str | None = None,
+        on_output: Callable[[Output], object] | None = None,
     ) -> CodeResult:
         """Run a cell to its end and collect its output.
 
@@ -149,6 +151,7 @@ class CodeService:
             cell: Code, and the context in which it runs.
             options: Id of the cell, and its description for the execution log.
             idempotency_key: Key of the request. An equal request with the same key joins the cell of the first request.
+            on_output: Called with each piece of output as it arrives.
 
         Raises:
             NotFoundError: The sandbox has no such context (code ``context_not_found``).
@@ -161,6 +164,8 @@ class CodeService:
             async with asyncio.timeout(None) as guard:  # ends the wait if the guest does not enforce the cell's timeout
                 async for event in execution:
                     output.add(event)
+                    if on_output is not None and isinstance(event, Output):
+                        on_output(event)
                     if isinstance(event, CellStarted) and cell.timeout_s is not None:
                         guard.reschedule(loop.time() + cell.timeout_s + GRACE_S)
             return await execution.collected(output)

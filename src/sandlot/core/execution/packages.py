@@ -20,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -30,7 +30,7 @@ from sandlot.core.execution.state import Kind
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal, Quota
-from sandlot.model.executions import NATIVE, CommandResult, ExecutionOptions, ProcessEvent
+from sandlot.model.executions import NATIVE, CommandResult, ExecutionOptions, Output, ProcessEvent
 from sandlot.model.packages import InstallParams, Manager, requirements_file
 from sandlot.model.records import FOREGROUND, INSTALL
 from sandlot.model.specs import ProcessSpec, User
@@ -131,6 +131,7 @@ class PackageInstaller:
         options: ExecutionOptions = NATIVE,
         *,
         idempotency_key: str | None = None,
+        on_output: Callable[[Output], object] | None = None,
     ) -> CommandResult:
         """Install packages and collect the output.
 
@@ -144,10 +145,11 @@ class PackageInstaller:
             params: Packages.
             options: Id of the installation, and its description for the execution log.
             idempotency_key: Key of the request. An equal request with the same key joins the installation.
+            on_output: Called with each piece of output as it arrives.
         """
         run = await self._start(principal, sandbox, params, options, idempotency_key)
         try:
-            return await run.collect(params.timeout_s)
+            return await run.collect(params.timeout_s, on_output)
         finally:
             await run.close()
 

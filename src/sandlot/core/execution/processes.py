@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -147,8 +147,8 @@ class ProcessExecution(ExecutionStream[ProcessCall, Output | OutputGap]):
             state.ended(self.id)
         return outcome
 
-    async def collect(self, timeout_s: float | None) -> CommandResult:
-        """Collect the output of the process until the process ends.
+    async def collect(self, timeout_s: float | None, on_output: Callable[[Output], object] | None = None) -> CommandResult:
+        """Collect the output of the process until the process ends. ``on_output`` is called with each piece as it arrives.
 
         The guest enforces ``timeout_s``. If the guest does not respond, this method fails ``GRACE_S`` seconds after the timeout. None: no timeout.
         """
@@ -157,6 +157,8 @@ class ProcessExecution(ExecutionStream[ProcessCall, Output | OutputGap]):
             async with self._sandbox.connection(None if timeout_s is None else timeout_s + GRACE_S):
                 async for event in self:
                     output.add(event)
+                    if on_output is not None and isinstance(event, Output):
+                        on_output(event)
                 outcome = await self.outcome()
         finally:
             output.close()
@@ -234,6 +236,7 @@ class ProcessService:
         stdin: bytes | None = None,
         track: Sequence[str] = (),
         options: ExecutionOptions = NATIVE,
+        on_output: Callable[[Output], object] | None = None,
     ) -> CommandResult:
         """Run a process to its end and collect its output.
 
@@ -246,6 +249,7 @@ class ProcessService:
             stdin: Whole standard input; None is an empty input.
             track: Folders, at most 16. The result has the files below these folders that the process created or changed.
             options: Id of the process, and its description for the execution log.
+            on_output: Called with each piece of output as it arrives.
 
         Raises:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
@@ -255,7 +259,7 @@ class ProcessService:
         try:
             process = await self.start(live, spec, stdin=stdin, options=options)
             try:
-                result = await process.collect(spec.timeout_s)
+                result = await process.collect(spec.timeout_s, on_output)
             finally:
                 await process.close()
             if tracker is None:

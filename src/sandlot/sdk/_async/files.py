@@ -40,7 +40,7 @@ class AsyncFileStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:

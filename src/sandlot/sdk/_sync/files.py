@@ -41,7 +41,7 @@ class FileStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> bytes:

@@ -9,19 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 from sandlot.model.errors import ExecutionFailedError
+from sandlot.model.executions import code_exit_code
 from sandlot.model.faults import Fault
 from sandlot.sdk.models.executions import ExecutionStatus
 from sandlot.sdk.models.processes import Output, PrintedUrl
 from sandlot.sdk.models.values import short_repr
-
-TIMED_OUT = 124
-"""Exit code of a run whose timeout passed, as of timeout(1)."""
-KILLED = 137
-"""Exit code of a run whose kernel ended: 128 + SIGKILL."""
-ABORTED = 130
-"""Exit code of a run that was withdrawn before its turn: 128 + SIGINT."""
-_EXIT_EXCEPTIONS = ("SystemExit", "ExitStatus")
-"""Exceptions whose value is an exit code: of Python, and of a line of a shell."""
 
 CHART = "application/vnd.sandlot.chart.v1+json"
 """MIME type of the data of a chart, which comes beside the image of the chart."""
@@ -212,17 +204,7 @@ class Execution:
         0 for success, the argument of ``sys.exit`` or the exit status of a shell, 1 for another exception, 124 at the timeout, 130 if the run was
         aborted, otherwise 137.
         """
-        match self.status:
-            case ExecutionStatus.OK:
-                return 0
-            case ExecutionStatus.ERROR:
-                return _exit_code(self.error)
-            case ExecutionStatus.TIMEOUT:
-                return TIMED_OUT
-            case ExecutionStatus.ABORTED:
-                return ABORTED
-            case _:
-                return KILLED
+        return code_exit_code(str(self.status), None if self.error is None else (self.error.name, self.error.value))
 
     def check(self) -> Self:
         """Return this result.
@@ -320,15 +302,6 @@ class Chart:
 def is_binary(mime: str) -> bool:
     """Return True if content of this MIME type is in base64."""
     return (mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml") or mime in {"application/pdf", "application/octet-stream"}
-
-
-def _exit_code(error: ExceptionInfo | None) -> int:
-    """``sys.exit(3)`` raises SystemExit with the value "3", ``sys.exit()`` one with an empty value (documentation of Python, sys.exit)."""
-    if error is None or error.name not in _EXIT_EXCEPTIONS:
-        return 1
-    if error.value in {"", "None"}:
-        return 0
-    return int(error.value) & 0xFF if error.value.lstrip("-").isdecimal() else 1
 
 
 def _text(raw: Mapping[str, Any], name: str) -> str:
