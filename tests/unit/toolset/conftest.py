@@ -18,7 +18,7 @@ from tests.support.service import Bench, bench, client
 
 
 class Previews:
-    """Previews below ``sandlot.localhost``."""
+    """Previews of a local service."""
 
     is_enabled = True
 
