@@ -179,6 +179,20 @@ def resolve_network(
     return replace(policy, generation=0)
 
 
+def resolve_public_ports(principal: Principal, *, requested: bool | None) -> bool:
+    """Return whether a new sandbox gets public ports.
+
+    Args:
+        principal: Caller.
+        requested: Value of the request. None: the ports are public where the quota allows it.
+
+    Raises:
+        ForbiddenError: The request makes the ports public, and the quota ``public_ports`` of the caller does not allow this.
+    """
+    check_public_ports(principal, requested=requested)
+    return principal.may_have_public_ports if requested is None else requested
+
+
 def check_public_ports(principal: Principal, *, requested: bool | None) -> None:
     """Refuse a request for public ports that the quota of the caller does not allow.
 

@@ -159,14 +159,14 @@ class AdmissionController:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SandboxService.create for such a request.")
         template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
-        admission.check_public_ports(principal, requested=params.public_ports)
+        public_ports = admission.resolve_public_ports(principal, requested=params.public_ports)
         isolation = admission.resolve_isolation(
             params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
         )
         capabilities = await self._drivers.capabilities(isolation)
         requested = params.network or (None if source is None else source.spec.network)
         network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
-        spec = self._spec(params, template, isolation, network, source, single_use=single_use)
+        spec = self._spec(params, template, isolation, network, source, public_ports=public_ports, single_use=single_use)
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         takes = self._drivers[spec.isolation].max_resources(limits)
@@ -333,6 +333,7 @@ class AdmissionController:
         network: NetworkPolicy,
         source: StartSourceConstraints | None,
         *,
+        public_ports: bool,
         single_use: bool,
     ) -> SandboxSpec:
         """Return the spec of a new sandbox, without its volumes."""
@@ -348,7 +349,7 @@ class AdmissionController:
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
             cwd=params.cwd or (WORKSPACE if source is None else source.spec.cwd),
-            public_ports=params.public_ports,
+            public_ports=public_ports,
             mask_request_host=params.mask_request_host,
         )
         if source is None:

@@ -188,7 +188,8 @@ class CreateSandboxParams:
         auto_resume: True if a paused or hibernated sandbox is resumed by the next request that needs it.
         volumes: Volumes to attach, by name or id: at most eight. No volume may have a path below the path of another volume.
         cwd: Absolute path of the working directory, which is created if it does not exist. None: ``/workspace``, or that of the snapshot.
-        public_ports: True if the preview URLs of the ports need no token. The quota of the API key must allow it.
+        public_ports: True if the preview URLs of the ports need no token. The quota of the API key must allow it. None: True where the quota allows
+            it.
         mask_request_host: ``Host`` header that programs see behind a preview URL, in which ``${PORT}`` stands for the port. None: ``localhost:PORT``.
     """
 
@@ -207,7 +208,7 @@ class CreateSandboxParams:
     auto_resume: bool = True
     volumes: tuple[VolumeMount, ...] = ()
     cwd: str | None = None
-    public_ports: bool = False
+    public_ports: bool | None = False
     mask_request_host: str | None = None
 
     def __post_init__(self) -> None:

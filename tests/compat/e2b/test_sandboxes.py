@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
@@ -193,6 +194,15 @@ def test_volumes_are_mounted_by_name(service: TcpService, opts: Opts) -> None:
 
 def test_idempotency_key_prevents_a_second_sandbox(opts: Opts) -> None:
     once, again = (Sandbox.create(idempotency_key="k-1", **opts) for _ in range(2))
+    assert once.sandbox_id == again.sandbox_id
+    once.kill()
+
+
+def test_idempotency_key_is_known_after_the_quota_of_public_ports_has_changed(service: TcpService) -> None:
+    public = opts_of(service, service.key("changing", "--public-ports"))
+    once = Sandbox.create(idempotency_key="k-2", **public)
+    service.client.keys.update("changing", quota=replace(service.client.keys.get("changing").quota, public_ports=False))
+    again = Sandbox.create(idempotency_key="k-2", **public)
     assert once.sandbox_id == again.sandbox_id
     once.kill()
 

@@ -41,6 +41,19 @@ async def test_key_without_the_quota_gets_no_public_ports(node: MemoryNode) -> N
     assert (fields(sandbox), sandbox.name) == ((False, FIELDS[1]), None)
 
 
+async def test_ports_that_are_public_where_possible_follow_the_quota(node: MemoryNode) -> None:
+    possible = replace(PUBLIC, public_ports=None)
+    assert fields(await node.sandboxes.create(ALICE, possible)) == (False, FIELDS[1])
+    assert fields(await node.sandboxes.create(replace(ALICE, quota=Quota(public_ports=True)), possible)) == FIELDS
+
+
+async def test_create_request_that_is_repeated_after_a_change_of_the_quota_gets_its_sandbox(node: MemoryNode) -> None:
+    possible = replace(PUBLIC, public_ports=None)
+    first = await node.sandboxes.create(replace(ALICE, quota=Quota(public_ports=True)), possible, key="k")
+    again = await node.sandboxes.create(ALICE, possible, key="k")
+    assert (again.id, fields(again)) == (first.id, FIELDS)
+
+
 async def test_quota_that_was_lowered_still_lets_ports_become_private(node: MemoryNode) -> None:
     sandbox = await node.sandboxes.create(replace(ALICE, quota=Quota(public_ports=True)), PUBLIC)
     await node.sandboxes.update(ALICE, sandbox.id, UpdateSandboxParams(name="other"))

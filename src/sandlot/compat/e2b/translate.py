@@ -75,15 +75,12 @@ def template_not_found(name: str, templates: Collection[str]) -> NotFoundError:
     )
 
 
-def create_params(
-    body: CreateSandboxRequest, default_timeout_s: float, *, may_have_public_ports: bool, snapshot: str | None = None
-) -> CreateSandboxParams:
-    """Return the create request of a sandbox.
+def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
+    """Return the create request of a sandbox. Ports are public by default at E2B, and here where the quota of the key allows it.
 
     Args:
         body: Request of the client.
         default_timeout_s: Timeout if the request has none.
-        may_have_public_ports: True if the key may have public ports. Ports are public by default at E2B, and private for any other key.
         snapshot: Snapshot from which the sandbox starts. None: it starts from a template.
 
     Raises:
@@ -104,7 +101,7 @@ def create_params(
         on_timeout=on_timeout(body),
         auto_resume=body.auto_resume is not None and body.auto_resume.enabled,
         volumes=tuple(VolumeMount(each.name, each.path) for each in body.volume_mounts or ()),
-        public_ports=may_have_public_ports and network.allow_public_traffic is not False,
+        public_ports=False if network.allow_public_traffic is False else None,
         mask_request_host=network.mask_request_host or None,
     )
 

@@ -65,7 +65,7 @@ _STATUSES: Mapping[State, str] = MappingProxyType(
 def create_params(body: CreateSandboxRequest, principal: Principal) -> CreateSandboxParams:
     """Return the create request of a sandbox. A persistent sandbox has no deadline; its ``ttl_seconds`` is stored for later.
 
-    Ports are public at PandaStack, and here if the principal may have public ports.
+    Ports are public at PandaStack, and here where the quota of the principal allows it.
 
     Raises:
         InvalidRequestError: ``ttl_seconds`` is out of bounds, or a metadata name is reserved.
@@ -80,7 +80,7 @@ def create_params(body: CreateSandboxRequest, principal: Principal) -> CreateSan
         timeout_s=None if body.persistent else default_ttl(principal.quota) if body.ttl_seconds is None else float(_ttl(body.ttl_seconds)),
         network=MOST_OPEN if body.from_snapshot is None else None,
         volumes=tuple(VolumeMount(each.name, f"{MOUNTS}/{each.name}", each.read_only) for each in body.volumes),
-        public_ports=principal.may_have_public_ports,
+        public_ports=None,
     )
 
 

@@ -52,36 +52,34 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
 )
 def test_unenforced_options_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
-        translate.create_params(body(**more), 300, may_have_public_ports=True)
+        translate.create_params(body(**more), 300)
 
 
 @cases(
-    "network, may, public",
+    "network, public",
     [
-        (None, True, True),
-        ({}, True, True),
-        ({"allowPublicTraffic": None}, True, True),
-        ({"allowPublicTraffic": True}, True, True),
-        ({"allowPublicTraffic": False, "denyOut": ["0.0.0.0/0"]}, True, False),
-        (None, False, False),
-        ({"allowPublicTraffic": True}, False, False),
+        (None, None),
+        ({}, None),
+        ({"allowPublicTraffic": None}, None),
+        ({"allowPublicTraffic": True}, None),
+        ({"allowPublicTraffic": False, "denyOut": ["0.0.0.0/0"]}, False),
     ],
 )
-def test_ports_are_public_by_default_where_the_key_may_have_public_ports(network: dict[str, Any] | None, *, may: bool, public: bool) -> None:
+def test_ports_are_public_by_default_where_the_key_may_have_public_ports(network: dict[str, Any] | None, *, public: bool | None) -> None:
     for snapshot in (None, "s"):
-        assert translate.create_params(body(network=network), 300, may_have_public_ports=may, snapshot=snapshot).public_ports is public
+        assert translate.create_params(body(network=network), 300, snapshot=snapshot).public_ports is public
 
 
 @cases("given, mask", [({}, None), ({"maskRequestHost": ""}, None), ({"maskRequestHost": "${PORT}-app.example.com"}, "${PORT}-app.example.com")])
 def test_masked_host_is_stored_and_returned(given: dict[str, Any], mask: str | None) -> None:
-    assert translate.create_params(body(network=given), 300, may_have_public_ports=True).mask_request_host == mask
+    assert translate.create_params(body(network=given), 300).mask_request_host == mask
     shown = translate.network_object(SandboxSpec(SandboxId("sb-aaaa-aaaaaaaaaaaaaaaa"), public_ports=True, mask_request_host=mask))["network"]
     assert (shown["allowPublicTraffic"], shown.get("maskRequestHost", None), "maskRequestHost" in shown) == (True, mask, mask is not None)
 
 
 def test_masked_host_that_is_no_host_name_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
-        translate.create_params(body(network={"maskRequestHost": "a b"}), 300, may_have_public_ports=True)
+        translate.create_params(body(network={"maskRequestHost": "a b"}), 300)
 
 
 @cases(
@@ -148,17 +146,15 @@ def test_network_fields_are_a_policy_in_which_allowed_destinations_come_first(
 )
 def test_invalid_network_is_refused_with_its_field(network: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        translate.create_params(body(network=network), 300, may_have_public_ports=True)
+        translate.create_params(body(network=network), 300)
     assert refused.value.fields["field"] == field
 
 
 def test_sandbox_of_a_snapshot_keeps_its_policy_unless_the_request_limits_it() -> None:
     unlimited: list[dict[str, Any]] = [{}, {"allow_internet_access": True}, {"network": {}}]
     for more in unlimited:
-        assert translate.create_params(body(**more), 300, may_have_public_ports=True, snapshot="s").network is None
-    assert translate.create_params(body(allow_internet_access=False), 300, may_have_public_ports=True, snapshot="s").network == NetworkPolicy(
-        NetworkMode.NONE
-    )
+        assert translate.create_params(body(**more), 300, snapshot="s").network is None
+    assert translate.create_params(body(allow_internet_access=False), 300, snapshot="s").network == NetworkPolicy(NetworkMode.NONE)
 
 
 @cases(

@@ -193,7 +193,6 @@ def test_network_is_as_open_as_it_is_allowed_or_that_of_the_snapshot() -> None:
     assert translate.create_params(CreateSandboxRequest(from_snapshot="s"), OPERATOR).network is None
 
 
-@cases("principal, public", [(OPERATOR, True), (KEY, False), (replace(KEY, quota=Quota(public_ports=True)), True)])
-def test_ports_are_public_where_the_key_may_have_public_ports(principal: Principal, *, public: bool) -> None:
+def test_ports_are_public_where_the_key_may_have_public_ports() -> None:
     for snapshot in (None, "s"):
-        assert translate.create_params(CreateSandboxRequest(from_snapshot=snapshot), principal).public_ports is public
+        assert translate.create_params(CreateSandboxRequest(from_snapshot=snapshot), KEY).public_ports is None

@@ -119,7 +119,7 @@ async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxR
         await node.templates.find(principal, translate.template_name(body.template_id))
     except NotFoundError:
         snapshot = translate.without_tag(body.template_id)
-        params = translate.create_params(body, timeout_s, may_have_public_ports=principal.may_have_public_ports, snapshot=snapshot)
+        params = translate.create_params(body, timeout_s, snapshot=snapshot)
         try:
             return await node.sandboxes.create(principal, params, idempotency_key=key)
         except NotFoundError as error:
@@ -127,7 +127,7 @@ async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxR
                 raise
             templates = [template.name for template in await node.templates.list(principal)]
             raise translate.template_not_found(body.template_id, templates) from None
-    params = translate.create_params(body, timeout_s, may_have_public_ports=principal.may_have_public_ports)
+    params = translate.create_params(body, timeout_s)
     return await node.sandboxes.create(principal, params, idempotency_key=key)
 
 
