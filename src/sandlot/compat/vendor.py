@@ -43,6 +43,7 @@ _FAMILIES: Mapping[str, Collection[ErrorCode]] = MappingProxyType(
     {
         "invalid": (
             ErrorCode.INVALID_REQUEST,
+            ErrorCode.MODEL_NOT_CONFIGURED,
             ErrorCode.PATH_INVALID,
             ErrorCode.PATH_NOT_DIRECTORY,
             ErrorCode.PATH_IS_DIRECTORY,

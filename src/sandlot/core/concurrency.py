@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
 from sandlot.model.errors import SandlotError
 
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _log = structlog.get_logger("sandlot.core")
@@ -126,6 +127,27 @@ class StreamCloser:
             self._consumer_left.clear()
             self._consumer.cancel()
         await self._consumer_left.wait()
+
+
+class GeneratorStream(Generic[ItemT]):
+    """Stream of the items of a generator."""
+
+    __slots__ = ("_closer", "_items")
+
+    def __init__(self, items: AsyncGenerator[ItemT]) -> None:
+        self._closer = StreamCloser()
+        self._items = items
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        return await self._closer.wait_next(self._items.__anext__)
+
+    async def aclose(self) -> None:
+        """End the stream. Idempotent."""
+        await self._closer.aclose()
+        await self._items.aclose()
 
 
 class KeyedLock:

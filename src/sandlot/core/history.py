@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
-from typing import Final, Generic, Self, TypeVar
+from typing import Final
 
-from sandlot.core.concurrency import StreamCloser
+from sandlot.core.concurrency import GeneratorStream
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import LogFollower, Progress, output_of
@@ -45,8 +45,6 @@ EVENTS_POLL_S: Final = 5.0
 """Seconds after which a follower reads the store even without a notification, because other processes may have written to the store."""
 LOGS_POLL_S: Final = 1.0
 """Interval at which a follower of output checks whether the sandbox has ended, or the service is stopping."""
-
-ItemT = TypeVar("ItemT")
 
 
 class HistoryService:
@@ -108,7 +106,7 @@ class HistoryService:
             sandbox: Follow only events of this sandbox.
             after: Follow the events with a larger sequence number, stored events first.
         """
-        return _GeneratorStream(self._follow_events(principal, sandbox, after))
+        return GeneratorStream(self._follow_events(principal, sandbox, after))
 
     async def _follow_events(self, principal: Principal, sandbox: SandboxId | None, last: int) -> AsyncGenerator[EventRecord]:
         with self._events.subscribe(principal) as wakeup:
@@ -186,7 +184,7 @@ class HistoryService:
 
         The stream raises ``UnavailableError`` when the service stops.
         """
-        return _GeneratorStream(self._follow_logs(principal, await self._registry.load(sandbox, principal), channels))
+        return GeneratorStream(self._follow_logs(principal, await self._registry.load(sandbox, principal), channels))
 
     async def _logs(self, principal: Principal, sandbox: Sandbox, channels: Collection[int]) -> Page[LogEntry]:
         records, more = await self._newest(principal, sandbox.id)
@@ -243,24 +241,3 @@ class HistoryService:
                         await follower.wakeup.wait()
         finally:
             follower.close()
-
-
-class _GeneratorStream(Generic[ItemT]):
-    """Stream of the items of a generator."""
-
-    __slots__ = ("_closer", "_items")
-
-    def __init__(self, items: AsyncGenerator[ItemT]) -> None:
-        self._closer = StreamCloser()
-        self._items = items
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ItemT:
-        return await self._closer.wait_next(self._items.__anext__)
-
-    async def aclose(self) -> None:
-        """End the stream. Idempotent."""
-        await self._closer.aclose()
-        await self._items.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sandlot.core.agents import AgentService
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.packages import PackageInstaller
@@ -62,5 +63,6 @@ class Node:
     volumes: VolumeManager
     tokens: TokenService
     previews: PreviewService
+    agents: AgentService
     keys: KeyService
     service: ServiceInspector

@@ -205,3 +205,24 @@ class SessionChange:
     usage: SessionUsage | None = None
     title: str | None = None
     metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentChange:
+    """A change of an agent's configuration. A field that is None keeps its value.
+
+    Args:
+        name: New name.
+        model: New model.
+        system: New system prompt.
+        tools: New tools.
+        description: New description.
+        metadata: New metadata.
+    """
+
+    name: str | None = None
+    model: str | None = None
+    system: str | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    description: str | None = None
+    metadata: Mapping[str, str] | None = None

@@ -61,6 +61,9 @@ class ErrorCode(StrEnum):
     KEY_NOT_FOUND = "key_not_found"
     WATCHER_NOT_FOUND = "watcher_not_found"
     REFUSAL_NOT_FOUND = "refusal_not_found"
+    AGENT_NOT_FOUND = "agent_not_found"
+    SESSION_NOT_FOUND = "session_not_found"
+    MODEL_NOT_CONFIGURED = "model_not_configured"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
     BUSY = "busy"
@@ -113,6 +116,9 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.KEY_NOT_FOUND: (404, False),
         ErrorCode.WATCHER_NOT_FOUND: (404, False),
         ErrorCode.REFUSAL_NOT_FOUND: (404, False),
+        ErrorCode.AGENT_NOT_FOUND: (404, False),
+        ErrorCode.SESSION_NOT_FOUND: (404, False),
+        ErrorCode.MODEL_NOT_CONFIGURED: (400, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
         ErrorCode.BUSY: (503, True),
@@ -165,6 +171,9 @@ FAULTS: Mapping[ErrorCode, Fault] = MappingProxyType(
         ErrorCode.KEY_NOT_FOUND: Fault.REQUEST,
         ErrorCode.WATCHER_NOT_FOUND: Fault.REQUEST,
         ErrorCode.REFUSAL_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.AGENT_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.SESSION_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.MODEL_NOT_CONFIGURED: Fault.REQUEST,
         ErrorCode.UNSUPPORTED: Fault.REQUEST,
         ErrorCode.HOST_NOT_READY: Fault.PLATFORM,
         ErrorCode.BUSY: Fault.CAPACITY,
@@ -329,6 +338,9 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.KEY_NOT_FOUND: NotFoundError,
         ErrorCode.WATCHER_NOT_FOUND: NotFoundError,
         ErrorCode.REFUSAL_NOT_FOUND: NotFoundError,
+        ErrorCode.AGENT_NOT_FOUND: NotFoundError,
+        ErrorCode.SESSION_NOT_FOUND: NotFoundError,
+        ErrorCode.MODEL_NOT_CONFIGURED: InvalidRequestError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,
         ErrorCode.BUSY: UnavailableError,

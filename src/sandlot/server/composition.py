@@ -23,6 +23,7 @@ from sandlot import __version__
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, NetworkLimits
 from sandlot.core.admission_controller import AdmissionController
+from sandlot.core.agents import AgentService
 from sandlot.core.execution.code import CodeService
 from sandlot.core.execution.contexts import ContextService
 from sandlot.core.execution.execution import Executions
@@ -388,6 +389,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             execution_counter=counter,
             clock=clock,
         )
+        agents = AgentService(node=node_id, agents=store.agents, clock=clock)
+        opened.callback(agents.close)
         tokens = TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of)
         node = Node(
             id=node_id,
@@ -431,6 +434,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             snapshots=snapshots,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=tokens,
+            agents=agents,
             previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))

@@ -228,7 +228,8 @@ class Server(uvicorn.Server):
         _log.info("stopping", sandboxes=self._service.internals.registry.count)
         # New clients no longer find the service; connected ones get an error.
         self._service.settings.socket.unlink(missing_ok=True)
-        self._service.events.close()  # followers of events would keep their connections open until the timeout
+        self._service.events.close()  # followers would keep their connections open until the timeout
+        self._service.node.agents.close()
         closing_previews = asyncio.create_task(self.previews.aclose())
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)
