@@ -49,12 +49,14 @@ def url(
     path_form: Annotated[
         bool, typer.Option("--path-form", help="Print a URL with the token in its path, for clients that cannot resolve the host name.")
     ] = False,
-    expires_in: Annotated[float | None, typer.Option("--expires-in", metavar="SECONDS", help="Lifetime of the token. (default: 86400)")] = None,
+    expires_in: Annotated[
+        float | None, typer.Option("--expires-in", metavar="SECONDS", help="Lifetime of the token, at most 604800. (default: 86400)")
+    ] = None,
 ) -> None:
     """Print the URL under which a browser opens a port in a sandbox.
 
-    The URL works without an API key, until its token expires. The server in the sandbox need not run yet. Over `sandlot serve`, the option
-    `--preview-port` enables previews.
+    The URL works without an API key, until its token expires. The server in the sandbox need not run yet. A service that is started by
+    `sandlot serve` serves previews only with its option `--preview-port`.
     """
     from sandlot.sdk import Sandbox
 

@@ -235,11 +235,12 @@ class Settings:
         network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
         network_private: Networks that sandboxes and webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host
             must be listed alone, such as ``127.0.0.1``.
-        preview_host: Address to listen on for previews. None: ``host``, or 127.0.0.1 without one.
+        preview_host: Address to listen on for previews. None: that of ``host``, or 127.0.0.1 if ``host`` is not set.
         preview_port: TCP port of previews, 0 to 65535; 0: any free port. None: ``sandlot serve`` serves no previews. A local service serves them on
             127.0.0.1 and a free port.
         preview_domain: Domain of preview URLs, ``[http://|https://]DOMAIN[:PORT]``, of which each preview has a subdomain. Default:
-            ``localhost:PORT``, which works on this machine only. Without a scheme, URLs have ``https``, and ``http`` for ``localhost``.
+            ``localhost:PORT``, which works on this machine only. Without a scheme, URLs have ``http`` for ``localhost`` and names below it, and
+            ``https`` for other domains; with ``preview_tls_cert``, all URLs have ``https``.
         preview_tls_cert: PEM file with the certificate chain of previews, for the domain and its subdomains (``*.DOMAIN``). None: previews are served
             over plain HTTP, and a proxy in front serves TLS.
         preview_tls_key: PEM file with the key of the certificate. None: the file of the certificate has it.

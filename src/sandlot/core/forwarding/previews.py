@@ -26,7 +26,7 @@ _OPEN = frozenset({State.RUNNING, State.SNAPSHOTTING})
 
 
 class PreviewService:
-    """Decides who may open a port of a sandbox, and signs preview tokens.
+    """Access to ports of sandboxes: decisions about requests, and preview tokens.
 
     Args:
         principal_of: Function that takes the id of an API key and returns the principal of the key, or None if the key has expired or was

@@ -451,7 +451,8 @@ class Sandbox:
             disk: Limit of written data, in the same forms.
             pids: Maximum number of processes and threads.
             network: Network policy, as for :meth:`create`; it replaces the present one as a whole. Connections that it does not allow are reset.
-            public_ports: Let everyone open the preview URLs of the ports without a token, or only with a token.
+            public_ports: True: everyone can open the preview URLs of the ports without a token, which the quota ``public_ports`` of the key must
+                allow. False: a token is needed.
             mask_request_host: ``Host`` header that programs see behind a preview URL, as for :meth:`create`; empty for ``localhost:PORT``.
 
         Raises:
@@ -852,15 +853,15 @@ class Sandbox:
     def get_url(self, port: int, *, path_form: bool = False, expires_in: float | None = None) -> str:
         """Get the URL under which a browser opens a server inside the sandbox. The server need not run yet.
 
-        The page has an origin of its own: cookies, absolute paths, WebSockets and hot reload work. If the ports of the sandbox are not public, the
-        URL contains a token, and the browser exchanges it for a cookie. A request to the URL resumes a suspended sandbox.
+        Each port has its own origin: cookies, absolute paths, WebSockets and hot reload work. Unless the ports of the sandbox are public, the URL
+        contains a token, which opens this port only, and which the browser exchanges for a cookie. A request to the URL resumes a suspended sandbox.
 
         Args:
             port: Port inside the sandbox, 1 to 65535.
-            path_form: Return ``http://DOMAIN/p/TOKEN/`` instead, for clients that cannot resolve the name of the host: Python and Node.js do not
-                resolve ``*.localhost`` on all systems. There, cookies, storage and absolute paths (``/style.css``) do not work, because browsers
-                isolate the page; it serves for simple pages, files and APIs.
-            expires_in: Seconds until the token expires, at most 604800. Default: a day.
+            path_form: Return ``http://DOMAIN/p/TOKEN/`` instead. Use this form for simple pages, files and APIs, and for clients that cannot resolve
+                the host name: Python and Node.js do not resolve ``*.localhost`` on all systems. Browsers isolate pages of this form: cookies,
+                storage and absolute paths (``/style.css``) do not work.
+            expires_in: Seconds until the token expires, 1 to 604800. Default: 86400.
 
         Raises:
             SandlotError: ``unsupported``: the service serves no previews; start it with ``--preview-port``.
@@ -870,18 +871,22 @@ class Sandbox:
         return str(response["path_url" if path_form else "url"])
 
     def get_host(self, port: int) -> str:
-        """Get the host of :meth:`get_url`, under E2B's name: ``PORT-SANDBOX.DOMAIN``, with the port of the service if it is not the default.
+        """Get the host of the URL of :meth:`get_url`, as E2B's method of this name does: ``PORT-SANDBOX.DOMAIN``.
 
-        Without public ports, a program sends the token of :meth:`get_preview_token` with its requests.
+        A port number follows unless the previews have the default port of HTTP or HTTPS. Unless the ports of the sandbox are public, send the token
+        of :meth:`get_preview_token` with each request.
+
+        Args:
+            port: Port inside the sandbox, 1 to 65535.
         """
         return str((self._preview(port, None))["host"])
 
     def get_preview_token(self, port: int, *, expires_in: float | None = None) -> str:
-        """Get a token that opens a port of the sandbox: programs send it in the header ``X-Sandlot-Preview-Token``.
+        """Get a token that opens one port of the sandbox. A program sends the token in the header ``X-Sandlot-Preview-Token`` of each request.
 
         Args:
             port: Port inside the sandbox, 1 to 65535.
-            expires_in: Seconds until the token expires, at most 604800. Default: a day.
+            expires_in: Seconds until the token expires, 1 to 604800. Default: 86400.
         """
         return str((self._preview(port, expires_in))["token"])
 

@@ -357,8 +357,8 @@ class ProgramConnections:
 
 def _busy() -> UnavailableError:
     return UnavailableError(
-        f"The program has {MAX_OPEN} requests and WebSockets of previews open, and more wait.",
+        f"The sandbox has {MAX_OPEN} preview requests and WebSockets open, the maximum, and others wait.",
         code=ErrorCode.BUSY,
-        hint="Wait for open requests, or close WebSockets and pages.",
+        hint="Retry later, or close pages and WebSockets that you do not need.",
         fields={"retry_after_s": 1},
     )

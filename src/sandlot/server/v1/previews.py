@@ -24,15 +24,15 @@ class PreviewUrlResponse(ResponseModel):
     """Addresses of a port. They stay the same while the sandbox exists; only tokens expire."""
 
     url: str = Field(
-        description="URL of the host form, for browsers. The port has an origin of its own. A private port is opened by the token in the URL, which "
-        "the browser exchanges for a cookie."
+        description="URL of the host form, for browsers. Each port has its own origin. For a private port, the URL contains a token, which the "
+        "browser exchanges for a cookie."
     )
     path_url: str = Field(
         description="URL of the path form, with the token in its path, for clients that cannot resolve the host. Cookies and absolute paths do not "
-        "work there."
+        "work in this form."
     )
-    host: str = Field(description="Host of `url`, with the port of the service if it is not the default.")
-    token: str = Field(description="Token for the header `X-Sandlot-Preview-Token`, for programs.")
+    host: str = Field(description="Host of `url`, with a port number unless it is the default of HTTP or HTTPS.")
+    token: str = Field(description="Token that opens the port. Programs send it in the header `X-Sandlot-Preview-Token`.")
     public: bool = Field(description="True if the port opens without a token.")
     expires_at: datetime = Field(description="Time at which the token expires.")
 

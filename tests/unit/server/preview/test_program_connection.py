@@ -173,12 +173,12 @@ async def test_a_client_that_leaves_as_its_turn_comes_passes_it_on(requests: Req
 async def test_a_request_that_waits_for_too_long_or_behind_too_many_is_refused(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = [await requests.begin() for _ in range(OPEN)]
     monkeypatch.setattr(program_connection, "WAIT_S", 0.01)
-    with pytest.raises(UnavailableError, match="2 requests"):
+    with pytest.raises(UnavailableError, match="2 preview requests"):
         await requests.begin()
     monkeypatch.setattr(program_connection, "WAIT_S", 60)
     monkeypatch.setattr(program_connection, "MAX_WAITING", 1)
     waiting = await requests.waiting()
-    with pytest.raises(UnavailableError, match="more wait"):
+    with pytest.raises(UnavailableError, match="others wait"):
         await requests.begin()
     await first.end()
     await waiting
