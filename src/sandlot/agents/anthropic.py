@@ -1,0 +1,61 @@
+"""Tools for Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from sandlot.agents import conversation
+from sandlot.agents.extras import extra
+from sandlot.agents.models import messages
+from sandlot.toolset.output import ToolResult
+
+with extra("anthropic", "anthropic"):
+    from anthropic.types import Message, ToolParam, ToolResultBlockParam, ToolUseBlock
+
+
+class AsyncMessagesTools(conversation.AsyncSandboxTools):
+    """Tools of one sandbox for ``client.messages``; see :class:`sandlot.agents.AsyncSandboxTools` for the arguments.
+
+    A request has ``tools=tools.definitions``. After a message with calls, the conversation continues with the message and with
+    ``{"role": "user", "content": await tools.results(message)}``.
+    """
+
+    @property
+    def definitions(self) -> list[ToolParam]:
+        """Value of ``tools``."""
+        return cast("list[ToolParam]", messages.definitions(self.tools))
+
+    async def results(self, message: Message) -> list[ToolResultBlockParam]:
+        """Run the tool calls of a message at the same time, and return the content of the next user message; empty if there are no calls."""
+        calls = calls_of(message)
+        return _blocks(calls, await self.call_all([(block.name, arguments) for block, arguments in calls]))
+
+
+class MessagesTools(conversation.SandboxTools):
+    """The same for synchronous programs."""
+
+    @classmethod
+    def _asynchronous(cls) -> type[conversation.AsyncSandboxTools]:
+        return AsyncMessagesTools
+
+    @property
+    def definitions(self) -> list[ToolParam]:
+        """Value of ``tools``."""
+        return cast("list[ToolParam]", messages.definitions(self._tools.tools))
+
+    def results(self, message: Message) -> list[ToolResultBlockParam]:
+        """Run the tool calls of a message; see :meth:`AsyncMessagesTools.results`."""
+        calls = calls_of(message)
+        return _blocks(calls, self.call_all([(block.name, arguments) for block, arguments in calls]))
+
+
+def calls_of(message: Message) -> list[tuple[ToolUseBlock, object]]:
+    """Return the tool calls of a message, each with its arguments; the last one may be cut off."""
+    blocks = [block for block in message.content if block.type == "tool_use"]
+    is_cut = message.stop_reason == "max_tokens"
+    return [(block, conversation.cut_off(block.input, is_cut=is_cut and block is message.content[-1])) for block in blocks]
+
+
+def _blocks(calls: Sequence[tuple[ToolUseBlock, object]], results: Sequence[ToolResult]) -> list[ToolResultBlockParam]:
+    return [cast("ToolResultBlockParam", messages.result_block(block.id, result)) for (block, _), result in zip(calls, results, strict=True)]

@@ -1,0 +1,1 @@
+"""Models of the agent loop: one module per protocol, on a client that the caller has."""
