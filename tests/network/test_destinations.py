@@ -9,6 +9,9 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import dns.message
+import dns.rcode
+import dns.rdatatype
 import pytest
 
 from sandlot import Network
@@ -35,6 +38,7 @@ RULES = [
     "mixed.example.com",
     "rebinding.example.com",
     "many.example.com",
+    "_sip._tcp.example.com",
 ]
 
 
@@ -76,6 +80,12 @@ def servers(net: Internet) -> Servers:
         "inside.example.com": [PRIVATE, "169.254.169.254", HOST_ADDRESS, "127.0.0.1", "fd00::1", "::1", HOST_ADDRESS_V6],
         "mixed.example.com": [PRIVATE, SHARED],
         "many.example.com": [f"10.1.3.{number}" for number in range(50)],
+    }
+    net.records |= {
+        ("api.example.com", "MX"): ["10 mail.example.com."],
+        ("api.example.com", "TXT"): ['"v=spf1 -all"'],
+        ("_sip._tcp.example.com", "SRV"): ["1 2 5060 sip.example.com."],
+        ("www.example.com", "TXT"): ['"not for sandboxes"'],
     }
     return Servers(
         web,
@@ -315,6 +325,37 @@ print([ask(f"{'s' * 60}.{'t' * 60}.evil.example.com", kind) for kind in (1, 16, 
     assert result == "[0, 5, 5, 5, 0, 0] 5\n"
     assert net.queries == []
     assert net.inside.counters("uplink") == before
+
+
+ASK = """
+import socket, struct
+def ask(name, kind):
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(30)
+        client.sendto(struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + labels + b"\\0" + struct.pack("!HH", kind, 1), ("192.0.2.1", 53))
+        return client.recv(4096).hex()
+"""
+"""Asks the name server of the sandbox."""
+
+
+def test_other_records_of_allowed_names_are_looked_up_outside(listed: Client, net: Internet) -> None:
+    def ask(name: str, type_: str) -> dns.message.Message:
+        code = f"print(ask({name!r}, {int(dns.rdatatype.from_text(type_))}))"
+        return dns.message.from_wire(bytes.fromhex(listed.sandbox.run_code(ASK + code).check().stdout))
+
+    for name, type_, record in (
+        ("api.example.com", "MX", "10 mail.example.com."),
+        ("api.example.com", "TXT", '"v=spf1 -all"'),
+        ("_sip._tcp.example.com", "SRV", "1 2 5060 sip.example.com."),
+    ):
+        response = ask(name, type_)
+        assert (response.id, response.rcode()) == (7, dns.rcode.NOERROR)
+        assert [each.to_text() for records in response.answer for each in records] == [record]
+    assert net.queries == ["api.example.com", "api.example.com", "_sip._tcp.example.com"]
+    assert ask("x.wild.example.com", "TXT").rcode() == dns.rcode.NXDOMAIN
+    assert ask("www.example.com", "TXT").rcode() == dns.rcode.REFUSED
+    assert "www.example.com" not in net.queries
 
 
 def test_datagrams_icmp_raw_sockets_and_ipv6_lead_nowhere(listed: Client, public: Client, net: Internet) -> None:

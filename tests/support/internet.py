@@ -20,6 +20,10 @@ from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import TypeVar, cast
 
+import dns.rdata
+import dns.rdataclass
+import dns.rdatatype
+
 from sandlot.host.stage.syscalls import CLONE_NEWNET, setns, unshare
 
 HOST_ADDRESS, HOST_ADDRESS_V6 = "23.1.0.2", "2600:1::2"
@@ -28,7 +32,7 @@ ROUTER_ADDRESS, ROUTER_ADDRESS_V6 = "23.1.0.1", "2600:1::1"
 RESOLVER = "9.9.9.9"
 """Address of the name server."""
 
-_A, _AAAA, _CNAME = 1, 28, 5
+_A, _AAAA = 1, 28
 _T = TypeVar("_T")
 Reply = Callable[[bytes], bytes | None]
 """Returns the response to the bytes of a connection so far; None: none yet."""
@@ -136,12 +140,14 @@ class Internet:
         inside: Namespace for the service. The default route leads to ``outside``.
         outside: Namespace with the servers.
         names: Names of the DNS with their addresses, or with a function that returns them for each query.
+        records: Other records of names by name and type, in the form of zone files: ``{("example.com", "MX"): ["10 mail.example.com."]}``.
         queries: Names for which the name server was asked.
     """
 
     def __init__(self) -> None:
         self.inside, self.outside = Namespace(), Namespace()
         self.names: dict[str, Sequence[str] | Callable[[], Sequence[str]]] = {}
+        self.records: dict[tuple[str, str], Sequence[str]] = {}
         self.queries: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="internet", daemon=True)
@@ -230,11 +236,12 @@ class Internet:
             server.close()
         if self._responder is not None:
             self._responder.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close their sockets in the next turn
+        await asyncio.sleep(0)  # connections that were accepted before get their tasks in the next turn
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # transports close their sockets in the next turn
 
     async def _serve_names(self) -> None:
         def bind() -> socket.socket:
@@ -266,9 +273,18 @@ class Internet:
         found = self.names.get(name)
         addresses = [ip_address(text) for text in (found() if callable(found) else found or ())]
         records = [address.packed for address in addresses if kind == (_A if address.version == 4 else _AAAA)]
-        flags = 0x8180 if found is not None else 0x8183
+        type_ = dns.rdatatype.to_text(dns.rdatatype.RdataType.make(kind))
+        records += [_rdata(type_, text) for text in self.records.get((name, type_), ())]
+        is_known = found is not None or any(known == name for known, _ in self.records)
+        flags = 0x8180 if is_known else 0x8183
         head = query[:2] + struct.pack("!5H", flags, 1, len(records), 0, 0)
         return head + question + b"".join(b"\xc0\x0c" + struct.pack("!HHIH", kind, 1, 0, len(data)) + data for data in records)
+
+
+def _rdata(type_: str, text: str) -> bytes:
+    data = dns.rdata.from_text(dns.rdataclass.IN, dns.rdatatype.from_text(type_), text).to_wire()
+    assert data is not None
+    return data
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,7 +3,7 @@
 - A service must not trust its input: arguments, bytes and messages come from the guest and are not checked.
 - A service is cancelled when its stream ends early. At most ``SERVICES_MAX`` services of one guest run at once, even if the guest opens and
   resets streams all the time.
-- What the services of one link have not read is limited to ``UNREAD_BYTES``. The stream that exceeds the limit is reset.
+- What the services of one link have not read, or have read and keep, is limited to ``UNREAD_BYTES``. The stream that exceeds the limit is reset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from sandlot.protocol.streams import WINDOW_BYTES
 
 UNREAD_BYTES = 64 * WINDOW_BYTES
-"""Largest size of what all services of one link together have not read: 64 uploads to servers that do not read for a while."""
+"""Largest size of what all services of one link together have not read or keep: 64 uploads to servers that do not read for a while."""
 SERVICES_MAX = 2 * GUEST_STREAMS_MAX
 """Maximum number of services of one link, together with the cancelled ones that have not ended.
 
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 class GuestStream:
     """A stream that the guest opened to a service. Iterate over the stream to receive the guest's bytes and messages, until the guest sends END.
 
+    An item counts as unread until the service asks for the next one. If the service keeps bytes for longer, it calls :meth:`keep`.
+
     Args:
         transport: Sends and receives the frames.
         stream: Id of the stream.
@@ -50,6 +52,7 @@ class GuestStream:
         self._transport = transport
         self._services = services
         self._stream: StreamEnd[Any] = StreamEnd(transport, stream, services.unread)
+        self._kept_bytes = 0
         self._is_over = False
         self._guest_ended = False
         self._host_ended = False
@@ -87,9 +90,26 @@ class GuestStream:
             self._stream.discard()
             self.reset("busy", "the services have not read what was sent before")
 
+    def keep(self, size: int) -> bool:
+        """Count bytes of the service as unread, for example the beginning of a message. The number replaces that of an earlier call.
+
+        Args:
+            size: Number of bytes that the service keeps, whether they came from the guest or go to the guest.
+
+        Returns:
+            False if the services of the link would keep too many. The service must then end the stream.
+        """
+        total = self._services.unread.total + size - self._kept_bytes
+        if size > self._kept_bytes and total > UNREAD_BYTES:
+            return False
+        self._services.unread.total = total
+        self._kept_bytes = size
+        return True
+
     def discard(self) -> None:
         """Drop what the service has not read and will not read."""
         self._stream.discard()
+        self.keep(0)
 
     def on_closed(self, error: SandlotError) -> None:
         """End the stream with an error, and cancel the service. Called when the link has ended or the stream was reset."""
@@ -103,7 +123,7 @@ class GuestStream:
         return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401 - bytes, or a message that the service checks
-        return await self._stream.next()
+        return await self._stream.take()
 
     async def write(self, data: bytes) -> None:
         """Send bytes to the guest. Wait while the guest does not read.
@@ -181,7 +201,7 @@ class Services:
         services: Services by name.
 
     Attributes:
-        unread: Size of what all running services of this link together have not read.
+        unread: Size of what all running services of this link together have not read or keep.
     """
 
     def __init__(self, transport: FrameTransport, services: Mapping[str, GuestService]) -> None:

@@ -53,7 +53,9 @@ class StreamEnd(Generic[ItemT]):
         self._unread = unread or UnreadBytes()
         self._items: deque[tuple[ItemT, int]] = deque()
         self.unread_bytes = 0
-        """Size of the items that the consumer has not taken."""
+        """Size of the items that the consumer has not taken, and of the one that it has from :meth:`take`."""
+        self._taken = 0
+        """Size of the item that the consumer has from :meth:`take`."""
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
         self._consumers = 0
@@ -98,6 +100,13 @@ class StreamEnd(Generic[ItemT]):
             StopAsyncIteration: No item is left and the guest has sent END, or :meth:`discard` or :meth:`change_consumer` was called.
             SandlotError: No item is left, and the stream ended with this error.
         """
+        item = await self.take()
+        self._release()
+        return item
+
+    async def take(self) -> ItemT:
+        """Wait for the next item like :meth:`next`, but count it as unread until the next call, because the consumer still works on it."""
+        self._release()
         consumer = self._consumers
         while not self._items:
             if self._error is not None and not self._is_discarding:
@@ -108,11 +117,15 @@ class StreamEnd(Generic[ItemT]):
             await self._arrived.wait()
             if consumer != self._consumers:
                 raise StopAsyncIteration
-        item, credit = self._items.popleft()
-        self.unread_bytes -= credit
-        self._unread.total -= credit
-        self._transport.consumed(self.id, credit)
+        item, self._taken = self._items.popleft()
         return item
+
+    def _release(self) -> None:
+        credit, self._taken = self._taken, 0
+        if credit:
+            self.unread_bytes -= credit
+            self._unread.total -= credit
+            self._transport.consumed(self.id, credit)
 
     def change_consumer(self) -> None:
         """End a waiting :meth:`next`, so that another consumer can take the items that are left."""
@@ -129,6 +142,7 @@ class StreamEnd(Generic[ItemT]):
         self._is_discarding = True
         credit, self.unread_bytes = self.unread_bytes, 0
         self._unread.total -= credit
+        self._taken = 0
         self._items.clear()
         if credit:
             self._transport.consumed(self.id, credit)

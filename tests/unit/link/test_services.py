@@ -145,6 +145,46 @@ async def test_services_of_one_link_keep_a_bounded_amount_of_unread_bytes() -> N
         assert not link.closed
 
 
+async def test_item_counts_as_unread_until_the_service_asks_for_the_next_one() -> None:
+    read, released = asyncio.Event(), asyncio.Event()
+
+    async def slow(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        await anext(stream)
+        read.set()
+        await released.wait()
+        async for _ in stream:
+            pass
+
+    async with linked(services={"slow": slow}) as (link, peer):
+        unread = link._session.services.unread  # noqa: SLF001 - what is kept is the promise
+        stream = peer.open_service({"service": "slow", "args": {}})
+        peer.connection.send_bytes(stream, schema.BODY, bytes(1000))
+        peer.flush()
+        await read.wait()
+        assert unread.total == 1000
+        released.set()
+        await until(lambda: unread.total == 0)
+
+
+async def test_bytes_that_services_keep_count_as_unread_until_the_stream_ends() -> None:
+    kept: list[bool] = []
+
+    async def keeps(stream: GuestStream, _args: Mapping[str, Any]) -> None:
+        kept.extend(stream.keep(size) for size in (UNREAD_BYTES, UNREAD_BYTES + 1, 100, UNREAD_BYTES))
+        await anext(stream)
+
+    async with linked(services={"keeps": keeps}) as (link, peer):
+        unread = link._session.services.unread  # noqa: SLF001 - what is kept is the promise
+        stream = peer.open_service({"service": "keeps", "args": {}})
+        peer.flush()
+        await until(lambda: len(kept) == 4)
+        assert kept == [True, False, True, True]
+        assert unread.total == UNREAD_BYTES
+        peer.connection.reset(stream, "cancelled", "no")
+        peer.flush()
+        await until(lambda: unread.total == 0)
+
+
 @pytest.mark.parametrize("args", [{"host": "x" * (ARGUMENT_CHARS + 1)}, {"x" * 600: 1}, dict.fromkeys("abc", 1), {"host": {}}, {"host": b"x"}])
 async def test_long_arguments_of_a_service_end_the_link(args: dict[str, Any]) -> None:
     async def returns(_stream: GuestStream, _args: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ Invariants:
 - No byte of a program reaches a server before the bytes up to this one were compared with the destination. Every request of plain HTTP is decided.
   The second ClientHello for which a server of TLS may ask must name the same server as the first one.
 - No more is read from a server than the send queue of the stream can take, and no more from a program than one piece. A side that does not read
-  stops the other side.
+  stops the other side. What waits for the rest of a ClientHello or of a head counts in the unread bytes of the link.
 - If one side ends its direction, the other side sees the end. If one side resets the connection, or the gateway cuts it, the other side sees a reset.
 """
 
@@ -68,6 +68,7 @@ _KEEP_ALIVE: Final = (
 _RESET: Final = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which close(2) sends RST (socket(7))."""
 _FORBIDDEN: Final = 403
+_HEAD: Final = b"HEAD "
 _TLS: Final = b"\x16"
 """First byte of a ClientHello."""
 
@@ -117,6 +118,7 @@ class Connection:
         self._first_passed = 0
         """Number of the first bytes that were passed on before their protocol was known."""
         self._protocol: Protocol = "incomplete"
+        self._early: EarlyRecords | None = None
         self._http: HttpRelay | None = None
         self._request: h11.Request | None = None
         self._head_until_s: float | None = None
@@ -326,7 +328,7 @@ class Connection:
         await self._send(bytes(self._first[: hello.size]))
         data = bytes(self._first[hello.size :])
         self._first.clear()
-        records = EarlyRecords()
+        records = self._early = EarlyRecords()
         held_until_s: float | None = None
         pieces = 0
         while self._response != "other":
@@ -349,6 +351,7 @@ class Connection:
                     data = await self._receive()
             except TimeoutError:
                 raise _CutError from None
+        self._early = None
         await self._send(bytes(records.held) + data)
 
     def _check_second_hello(self, first: ClientHello, second: HelloResult) -> None:
@@ -363,6 +366,7 @@ class Connection:
 
     async def _relay_requests(self, http: HttpRelay) -> None:
         http.receive_from_program(bytes(self._first))
+        del self._first[max(self._first_passed, len(_HEAD)) :]
         while True:
             try:
                 part = http.next_request_part()
@@ -492,8 +496,15 @@ class Connection:
 
     # -- pieces -------------------------------------------------------------------------------------------------------
 
+    def _keep(self) -> None:
+        """Count the bytes that wait in this connection for further bytes."""
+        kept = len(self._first) + (0 if self._early is None else len(self._early.held)) + (0 if self._http is None else self._http.incomplete_bytes)
+        if not self._stream.keep(kept):
+            raise RefusedError(self._refusal(RefusalReason.LIMIT_EXCEEDED))
+
     async def _receive(self) -> bytes:
         """Return the next bytes of the program; none at the end."""
+        self._keep()
         while not self._program_ended:
             try:
                 data = await anext(self._stream)
@@ -521,6 +532,7 @@ class Connection:
 
     async def _read(self) -> bytes:
         """Return the next bytes of the server; none at the end."""
+        self._keep()
         room = await self._stream.wait_for_room()
         data = b""
         try:
@@ -563,7 +575,7 @@ class Connection:
                 async with asyncio.timeout(FIRST_BYTES_S):
                     await self._recognise()
         if self._protocol == "http" and not self._server_spoke and (self._http is None or self._http.awaits_response):
-            is_head = self._first.startswith(b"HEAD ") if self._request is None else self._request.method == b"HEAD"
+            is_head = self._first.startswith(_HEAD) if self._request is None else self._request.method == b"HEAD"
             await self._stream.write(http_response(refusal, to_head=is_head))
         elif (
             (isinstance(self._protocol, ClientHello) or self._protocol == "malformed_tls")

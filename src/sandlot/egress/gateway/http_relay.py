@@ -40,6 +40,8 @@ class HttpRelay:
     def __init__(self, destination: Destination) -> None:
         self._default_host = str(destination).removesuffix(f":{DEFAULT_PORT}").encode()
         self._program = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._is_before_request = True
+        """True before the first byte of a request. Empty lines are ignored here, as some programs send one after a body (RFC 9112, 2.2)."""
         self._server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._is_http_1_0 = False
         self.requests = 0
@@ -51,6 +53,11 @@ class HttpRelay:
 
     def receive_from_program(self, data: bytes) -> None:
         """Add bytes of the program; none at the end of its stream. Call only if :meth:`next_request_part` needs data."""
+        if data and self._is_before_request:
+            data = data.lstrip(b"\r\n")
+            if not data:
+                return
+            self._is_before_request = False
         self._program.receive_data(data)
 
     def next_request_part(self) -> RequestPart | Pending:
@@ -141,14 +148,27 @@ class HttpRelay:
         """Return the bytes that have arrived after the upgrade, of the program and of the server."""
         return self._program.trailing_data[0], self._server.trailing_data[0]
 
+    @property
+    def incomplete_bytes(self) -> int:
+        """Number of bytes that wait for the rest of a head or for their turn, of both sides."""
+        return sum(len(connection.trailing_data[0]) for connection in (self._program, self._server))
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def start_next_cycle(self) -> bool:
         """Prepare for the next request. Return False if the last request or its response is incomplete, or no other request may follow."""
         if any(state is not h11.DONE for connection in (self._program, self._server) for state in connection.states.values()):
             return False
+        rest, has_ended = self._program.trailing_data
         self._program.start_next_cycle()
         self._server.start_next_cycle()
+        self._is_before_request = not rest
+        if rest[:1] in {b"\r", b"\n"}:  # h11 refuses empty lines, so another parser gets what follows them
+            self._program = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+            self._is_before_request = True
+            self.receive_from_program(rest)
+            if has_ended:
+                self.receive_from_program(b"")
         return True
 
     @property

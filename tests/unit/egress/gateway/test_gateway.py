@@ -15,8 +15,9 @@ from sandlot.egress.gateway import connection
 from sandlot.egress.gateway import gateway as module
 from sandlot.egress.gateway.rate import BURST_S
 from sandlot.egress.gateway.responses import ACCESS_DENIED_ALERT
+from sandlot.link import services
 from sandlot.model.network import NetworkMode, NetworkPolicy
-from tests.unit.egress.gateway.world import Names, allowing, echo, sandbox, serving, swallow, web
+from tests.unit.egress.gateway.world import WAIT_S, Names, World, allowing, echo, sandbox, serving, swallow, web
 
 INTERNET = NetworkPolicy(NetworkMode.INTERNET)
 
@@ -332,6 +333,48 @@ async def test_server_that_does_not_read_stops_the_program() -> None:
         program.end()
         await program.read_all()
         assert len(server.bytes) == len(data)
+
+
+async def wait_for_unread_bytes(world: World, least: int, most: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not least <= world.unread_bytes <= most:  # noqa: ASYNC110 - services have no event for it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("start", [b"GET /a HTTP/1.1\r\nX: ", b"\x16\3\1\x30\0\1\0\x2f\xfc\3\3" + bytes(33) + b"\x2e\0"], ids=["head", "hello"])
+async def test_incomplete_first_bytes_of_a_sandbox_are_limited_together(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    monkeypatch.setattr(services, "UNREAD_BYTES", 65_000)
+    async with serving(web) as server, sandbox(allowing(f"GET allowed.test:{server.port}/a")) as world:
+        data = start + b"x" * 10_000
+        programs = []
+        for count in range(1, 6):
+            programs.append(world.connect("allowed.test", server.port))
+            await programs[-1].send(data)
+            await wait_for_unread_bytes(world, count * len(data), count * (len(data) + len(b"HEAD ")))
+        refused = world.connect("allowed.test", server.port)
+        await refused.send(data)
+        await refused.read_all()
+        assert world.reasons == ["limit_exceeded"]
+        for program in programs:
+            program.reset()
+        await wait_for_unread_bytes(world, 0, 0)
+
+
+async def test_incomplete_heads_of_responses_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "UNREAD_BYTES", 70_000)
+
+    async def never_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 30_000)
+        await reader.read(65536)
+
+    async with serving(never_end) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        programs = []
+        for _ in range(3):
+            programs.append(world.connect("allowed.test", server.port))
+            await programs[-1].send(f"GET / HTTP/1.1\r\nHost: allowed.test:{server.port}\r\n\r\n".encode())
+        assert b"HTTP/1.1 429 " in b"".join([await program.read() for program in programs[-1:]])
+        assert world.reasons == ["limit_exceeded"]
 
 
 async def test_refusals_are_folded_and_reported_at_most_once_a_second() -> None:

@@ -38,6 +38,33 @@ async def test_requests_of_a_kept_connection_are_passed_on_and_decided_one_by_on
         assert world.reasons == ["path_not_allowed"]
 
 
+@pytest.mark.parametrize("lines", [[b"\r\n"], [b"\r", b"\n"], [b"\n"], [b"\r\n" * 100]], ids=["line", "split", "bare", "many"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
+async def test_empty_lines_before_a_request_are_ignored(lines: list[bytes], *, at_once: bool) -> None:
+    async with serving(web) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        host = f"allowed.test:{server.port}"
+        program = world.connect("allowed.test", server.port)
+        for count in (1, 2):
+            pieces = [*lines, get("/", host), *lines]
+            for piece in [b"".join(pieces)] if at_once else pieces:
+                await program.send(piece)
+            await program.read_until(OK * count)
+        program.end()
+        assert await program.read_all() == OK + OK
+        assert not program.was_reset
+        assert server.bytes == get("/", host) * 2
+        assert world.reasons == []
+
+
+async def test_request_behind_an_empty_line_is_decided() -> None:
+    async with serving(web) as server, sandbox(allowing(f"GET allowed.test:{server.port}/a")) as world:
+        host = f"allowed.test:{server.port}"
+        program = world.connect("allowed.test", server.port)
+        await program.send(get("/a", host) + b"\r\n" + get("/c", host))
+        assert await reason(program) == "path_not_allowed"
+        assert server.bytes == get("/a", host)
+
+
 async def test_nothing_behind_a_refused_request_reaches_the_server() -> None:
     async with serving(web) as server, sandbox(allowing(f"GET allowed.test:{server.port}/a")) as world:
         host = f"allowed.test:{server.port}"

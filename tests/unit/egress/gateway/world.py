@@ -14,6 +14,7 @@ from sandlot.egress.gateway.dns import MakeResolver, system_resolver
 from sandlot.egress.gateway.gateway import Gateway, GatewayNetwork
 from sandlot.egress.outbound.connector import Connector
 from sandlot.egress.policy.addresses import Address
+from sandlot.link.client import Link
 from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
 from sandlot.model.network_activity import NetworkRefusal
 from sandlot.protocol import events
@@ -210,7 +211,8 @@ class Program:
 class World:
     """A sandbox with its programs."""
 
-    def __init__(self, peer: Peer, gateway: Gateway, network: GatewayNetwork, names: Names, reported: list[NetworkRefusal]) -> None:
+    def __init__(self, link: Link, peer: Peer, gateway: Gateway, network: GatewayNetwork, names: Names, reported: list[NetworkRefusal]) -> None:
+        self._link = link
         self.peer = peer
         self.gateway = gateway
         self.network = network
@@ -226,6 +228,11 @@ class World:
         program = Program(self.peer, "dns", name=name, type=type_)
         program.end()
         return program
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes that the services of the link have not read or keep."""
+        return self._link._session.services.unread.total  # noqa: SLF001 - only a test wants to know
 
     @property
     def reasons(self) -> list[str]:
@@ -250,8 +257,8 @@ async def sandbox(
     network = gateway.open("sb", policy, reported.append)
     services = {name: service.serve for name, service in network.services().items()}
     try:
-        async with linked(services=services) as (_, peer):
-            yield World(peer, gateway, network, names, reported)
+        async with linked(services=services) as (link, peer):
+            yield World(link, peer, gateway, network, names, reported)
             network.close()
     finally:
         connector.close()
