@@ -85,16 +85,27 @@ elif work == "hold":
     sys.stdin.readline()
 """
 SERVER = """
-import socket, sys, threading
-ECHO, DOWN, UP = b"\\x01", b"\\x02", b"\\x03"
+import contextlib, select, socket, sys, threading
+ECHO, DOWN, UP, STALL, REQUEST = b"\\x01", b"\\x02", b"\\x03", b"\\x04", b"G"
+def wait_for_reset(connection):
+    polled = select.poll()
+    polled.register(connection, 0)
+    polled.poll()
 def serve(connection):
-    with connection:
+    with contextlib.suppress(ConnectionError), connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = bytearray(1 << 18)
         while kind := connection.recv(1):
             if kind == ECHO:
                 connection.sendall(kind)
                 continue
+            if kind in {STALL, REQUEST}:
+                if kind == REQUEST:
+                    while b"\\r\\n\\r\\n" not in connection.recv(4096):
+                        pass
+                    connection.sendall(b"HTTP/1.1 200 OK\\r\\nX: " + b"x" * 60_000)
+                wait_for_reset(connection)
+                return
             left = int(connection.recv(20, socket.MSG_WAITALL))
             while left:
                 if kind == DOWN:
