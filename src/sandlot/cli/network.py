@@ -56,8 +56,8 @@ def approve(
 ) -> None:
     """Allow a refused destination until the next update of the network policy.
 
-    Appends a rule for this host and port; after a refused HTTP request, for its method, and for its path with the paths below. A destination that a
-    rule denies is not approved. Prints the policy.
+    Appends a rule for this host and port. If an HTTP request was refused, the rule covers only its method, and its path with the paths below. A
+    destination that a rule denies cannot be approved. Prints the policy.
     """
     from sandlot.sdk import Sandbox
 

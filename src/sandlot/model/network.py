@@ -78,7 +78,7 @@ class NetworkEntry:
     Args:
         allow: True to allow, False to deny the destinations of the rule.
         rule: Text for :func:`parse_rule`. The entry stores the canonical text.
-        parsed: The parsed rule. A policy with 1,000 entries takes 20 ms to parse.
+        parsed: The parsed rule. It is kept because 1,000 rules take 20 ms to parse.
     """
 
     allow: bool
@@ -163,7 +163,7 @@ class NetworkUpTo:
     """Request for the most open network policy that is allowed, up to a policy.
 
     Args:
-        policy: The policy. If its mode is not allowed, the next less open mode that is allowed takes its place.
+        policy: Most open policy. If its mode is not allowed, the most open mode below it that is allowed takes its place.
     """
 
     policy: NetworkPolicy

@@ -29,11 +29,13 @@ class RefusalReason(StrEnum):
     TLS_NAME_MISMATCH = "tls_name_mismatch"
     """The client asks for another server in TLS than the one it connects to, for none, or for a hidden one (Encrypted Client Hello)."""
     HTTP_HOST_MISMATCH = "http_host_mismatch"
+    """The request has no ``Host`` header, several, or one with another host or port than those of the connection."""
     PROTOCOL_NOT_SUPPORTED = "protocol_not_supported"
-    """The policy limits requests to the destination, and the connection is not readable HTTP/1.1."""
+    """The policy limits requests to the destination, or the port is one of HTTP, and the connection is not valid HTTP/1.1."""
     UPSTREAM_FAILED = "upstream_failed"
     """The destination is allowed, and its name server or the connection to the destination has failed."""
     LIMIT_EXCEEDED = "limit_exceeded"
+    """The sandbox has too many connections, name lookups, or bytes that wait for the rest of a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Permission:
     """Decision that allows a connection or a request.
 
     Args:
-        position: Number of entries before the one that allows. The number of all entries if the default allows.
+        position: Index of the entry that allows. If the default of the mode allows, the number of all entries.
         limits_requests: True if the policy allows only some HTTP requests of the connection, so that each has to be decided.
     """
 

@@ -24,11 +24,11 @@ NEXT_STEPS: Mapping[RefusalReason, str] = MappingProxyType(
         RefusalReason.PORT_NOT_ALLOWED: "Use an allowed port, or ask the owner of the sandbox to allow this one in its network policy.",
         RefusalReason.METHOD_NOT_ALLOWED: "Use an allowed method, or ask the owner of the sandbox to allow this one in its network policy.",
         RefusalReason.PATH_NOT_ALLOWED: "Use an allowed path, or ask the owner of the sandbox to allow this one in its network policy.",
-        RefusalReason.ADDRESS_NOT_PUBLIC: "Use a public host, or ask the operator of the service to list the private network.",
+        RefusalReason.ADDRESS_NOT_PUBLIC: "Use a public host, or ask the operator to list the private network in SANDLOT_NETWORK_PRIVATE.",
         RefusalReason.NAME_NOT_FOUND: "Check the spelling of the host name.",
         RefusalReason.TLS_NAME_MISMATCH: "Connect to the host by its name, and use the same name for TLS, without Encrypted Client Hello.",
         RefusalReason.HTTP_HOST_MISMATCH: "Connect to the host by its name, and send one Host header with the same name and port.",
-        RefusalReason.PROTOCOL_NOT_SUPPORTED: "Use plain HTTP/1.1, because the network policy limits methods or paths of this host.",
+        RefusalReason.PROTOCOL_NOT_SUPPORTED: "Send valid requests in HTTP/1.1. This host and port support no other protocol.",
         RefusalReason.UPSTREAM_FAILED: "Retry later.",
         RefusalReason.LIMIT_EXCEEDED: "Close other connections, or retry later.",
     }

@@ -66,7 +66,7 @@ class NameTable:
 
     Attributes:
         local_domains: Domains that resolve although they have one label or end in ``.local`` or ``.internal``, with all names below them. In lower
-            case. None by default.
+            case. Empty by default.
     """
 
     __slots__ = ("_names", "_numbers", "local_domains")

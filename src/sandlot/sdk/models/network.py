@@ -20,7 +20,7 @@ class Network:
     Args:
         mode: ``none``, ``packages`` (read access to the package indexes of the service's host), ``allowlist`` (what ``allow`` names) or ``internet``
             (all public destinations).
-        allow: Rules of destinations to allow.
+        allow: Rules of destinations to allow, at most 1,000 together with ``deny``.
         deny: Rules of destinations to deny; they take precedence over ``allow``.
         packages: For ``allowlist`` and ``internet``: read access to the package indexes as well. Default: True.
         generation: Number of earlier changes of the policy of this sandbox, set by the service.
