@@ -29,7 +29,7 @@ from sandlot.model.agents import (
     SessionEnvironment,
     SessionStatus,
 )
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.ids import AGENT_ID, AGENT_SESSION_ID, AgentId, AgentSessionId, NodeId, new_agent_event_id, new_agent_id, new_agent_session_id
 from sandlot.model.repositories import AgentRepository, Position
 from sandlot.model.sandboxes import check_metadata
@@ -253,15 +253,24 @@ class AgentService:
 
     # Runs ------------------------------------------------------------------------------------------------------------
 
-    async def begin_run(self, principal: Principal, session: str, events: Sequence[Event]) -> AgentSessionRecord:
-        """Begin a run of a session with its first events.
+    async def begin_run(self, principal: Principal, session: str, events: Sequence[Event], *, messages: Sequence[str] = ()) -> AgentSessionRecord:
+        """Begin a run of a session with its first events. Only the owner of the session may do this, because the run uses the owner's sandboxes.
+
+        Args:
+            principal: Caller.
+            session: Id of the session.
+            events: Events in order.
+            messages: Messages of the conversation with the model, in order.
 
         Raises:
+            ForbiddenError: The session belongs to another owner.
             NotFoundError: There is no such session.
             ConflictError: A run is active, or the session, or its agent, takes no more messages.
             LimitError: The session has ``MAX_EVENTS`` events.
         """
         found = await self.get_session(principal, session)
+        if found.owner != principal.owner:
+            raise ForbiddenError(f"The session {found.id} belongs to another key.", hint="Use the key that created the session.")
         if found.last_sequence >= MAX_EVENTS:
             raise LimitError(
                 f"The session {found.id} has {found.last_sequence} events; {MAX_EVENTS} are allowed.",
@@ -275,7 +284,7 @@ class AgentService:
                 hint="Create a session of another agent.",
                 fields={"session": found.id},
             )
-        begun = await self._agents.begin_run(found.id, self._node, self._new(events))
+        begun = await self._agents.begin_run(found.id, self._node, self._new(events), messages=messages)
         if begun is None:
             raise ConflictError(
                 f"The session {found.id} is running.",
@@ -312,6 +321,11 @@ class AgentService:
     async def running(self) -> Sequence[AgentSessionRecord]:
         """Return the sessions whose run is active on this node. After a start of the service, these runs are lost."""
         return await self._agents.list_running_sessions(self._node)
+
+    async def last_events(self, session: AgentSessionId, count: int) -> Sequence[AgentEventRecord]:
+        """Return the newest ``count`` events of a session, oldest first."""
+        found = await self._agents.get_session(session)
+        return [] if found is None else await self._agents.list_events(session, after=max(0, found.last_sequence - count), limit=count)
 
     # Events ----------------------------------------------------------------------------------------------------------
 

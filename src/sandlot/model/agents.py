@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import AgentEventId, AgentId, AgentSessionId, NodeId, SandboxId
+
+MOST_OPEN_NETWORK: Final = "most_open"
+"""In place of a network mode: the most open mode that the operator and the quota of the owner allow."""
 
 
 class SessionStatus(StrEnum):
@@ -80,7 +83,7 @@ class SessionEnvironment:
     Args:
         template: Name of the template.
         timeout_s: Seconds until the sandbox ends, counted from its last use by the session; None: the default.
-        network: Network mode; None: the most open mode that the owner may use.
+        network: Network mode, or ``MOST_OPEN_NETWORK``. None: the default of new sandboxes.
     """
 
     template: str

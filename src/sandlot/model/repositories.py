@@ -463,8 +463,10 @@ class AgentRepository(Protocol):
         """Return the sessions whose run is active on a node, also if the run was lost with an earlier process of the node."""
         ...
 
-    async def begin_run(self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent]) -> AgentSessionRecord | None:
-        """Change the status of a session from ``idle`` to ``running`` and add events, in one transaction.
+    async def begin_run(
+        self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent], *, messages: Sequence[str] = ()
+    ) -> AgentSessionRecord | None:
+        """Change the status of a session from ``idle`` to ``running`` and add events and messages, in one transaction.
 
         Returns:
             The changed session; None, with nothing changed, if the session is not idle or does not exist.

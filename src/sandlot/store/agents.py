@@ -98,11 +98,13 @@ class SqlAgentRepository:
         rows = await self._database.rows(select(agent_sessions).where(agent_sessions.c.node == node))
         return [_session(row) for row in rows]
 
-    async def begin_run(self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent]) -> AgentSessionRecord | None:
-        """Change the status of an idle session to ``running`` and add events. Return None, with nothing changed, if the session is not idle."""
+    async def begin_run(
+        self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent], *, messages: Sequence[str] = ()
+    ) -> AgentSessionRecord | None:
+        """Change the status of an idle session to ``running`` and add events and messages. Return None if the session is not idle."""
         is_idle = agent_sessions.c.status == SessionStatus.IDLE
         return await self._database.write(
-            lambda connection: _append(connection, session, events, (), {"status": SessionStatus.RUNNING, "node": node}, is_idle)
+            lambda connection: _append(connection, session, events, messages, {"status": SessionStatus.RUNNING, "node": node}, is_idle)
         )
 
     async def append(

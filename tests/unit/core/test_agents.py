@@ -12,7 +12,7 @@ from sandlot.core import agents as module
 from sandlot.core.agents import AgentService
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.agents import AgentChange, AgentConfig, AgentEventRecord, SessionChange, SessionEnvironment, SessionStatus
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.ids import NodeId
 from sandlot.model.repositories import Position
 from sandlot.model.specs import KIB
@@ -163,6 +163,14 @@ async def test_a_message_during_a_run_is_a_conflict(service: AgentService) -> No
     assert [(each.sequence, each.type) for each in events.items] == [(1, "user.message"), (2, "agent.message")]
     assert [each.sequence for each in (await service.events(ALICE, own, after=1, limit=1)).items] == [2]
     assert (await service.begin_run(ALICE, own, [HELLO])).last_sequence == 3
+
+
+async def test_only_the_owner_of_a_session_sends_messages(service: AgentService) -> None:
+    own = await session(service)
+    with pytest.raises(ForbiddenError):
+        await service.begin_run(OPERATOR, own, [HELLO])
+    await service.begin_run(ALICE, own, [HELLO], messages=["m"])
+    assert await service.messages((await service.get_session(ALICE, own)).id) == ["m"]
 
 
 async def test_session_with_too_many_events_takes_no_message(service: AgentService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -697,13 +697,16 @@ class MemoryAgentRepository:
             "agents.list_running_sessions", lambda database: [row for row in database.agent_sessions.values() if row.node == node]
         )
 
-    async def begin_run(self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent]) -> AgentSessionRecord | None:
-        """Change the status of an idle session to ``running`` and add events. Return None if the session is not idle or does not exist."""
+    async def begin_run(
+        self, session: AgentSessionId, node: NodeId, events: Sequence[NewAgentEvent], *, messages: Sequence[str] = ()
+    ) -> AgentSessionRecord | None:
+        """Change the status of an idle session to ``running`` and add events and messages. Return None if it is not idle."""
 
         def work(database: MemoryDatabase) -> AgentSessionRecord | None:
             stored = database.agent_sessions.get(session)
             if stored is None or stored.status is not SessionStatus.IDLE:
                 return None
+            database.agent_messages.setdefault(session, []).extend(messages)
             return _append(database, replace(stored, status=SessionStatus.RUNNING, node=node), events)
 
         return await self._session.write("agents.begin_run", work)

@@ -134,9 +134,11 @@ class AgentsSuite:
         ended = await store.agents.append(record.id, [event], change=SessionChange(SessionStatus.IDLE, stop_reason="end_turn"))
         assert ended == replace(running, status=SessionStatus.IDLE, node=None, last_sequence=2, stop_reason="end_turn")
         assert list(await store.agents.list_running_sessions(node)) == []
-        assert await store.agents.begin_run(record.id, node, []) is not None
+        assert await store.agents.begin_run(record.id, node, [], messages=[HOSTILE_TEXT]) is not None
+        assert list(await store.agents.list_messages(record.id)) == [HOSTILE_TEXT]
         await store.agents.append(record.id, [], change=SessionChange(SessionStatus.TERMINATED))
-        assert await store.agents.begin_run(record.id, node, [event]) is None
+        assert await store.agents.begin_run(record.id, node, [event], messages=["no"]) is None
+        assert list(await store.agents.list_messages(record.id)) == [HOSTILE_TEXT]
         assert await store.agents.begin_run(new_agent_session_id(), node, [event]) is None
 
     async def test_events_are_numbered_without_gaps(self, store: Store) -> None:

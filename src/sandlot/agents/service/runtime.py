@@ -1,0 +1,302 @@
+"""Runs the sessions of agents on one node.
+
+Invariants:
+- A session has one run at a time. The runs of a key and of the node are limited.
+- A run outlives the request that began it. An interruption, the deletion of the session and the stop of the service end it.
+- After a start of the service, the runs of the last one are ended with an error that says so. No call is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from sandlot.agents.service.completion import complete
+from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
+from sandlot.agents.service.models import Models
+from sandlot.agents.service.sandbox import SessionSandbox
+from sandlot.core.node import Node
+from sandlot.model.access import OwnerId, Principal
+from sandlot.model.agents import (
+    AgentChange,
+    AgentConfig,
+    AgentRecord,
+    AgentSessionRecord,
+    SessionChange,
+    SessionEnvironment,
+    SessionStatus,
+)
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.ids import AgentSessionId
+from sandlot.model.specs import check_text
+from sandlot.toolset.toolset import Toolset
+from sandlot.web.preview_urls import PreviewAddresses
+
+if TYPE_CHECKING:
+    from sandlot.agents.service.run import Run
+
+TOOL_SERVER: Final = "code-exec"
+"""Name by which an agent's tools of type ``mcp`` name the tools of the sandbox."""
+TOOLSET_TYPE: Final = "agent_toolset_20260401"
+"""Type by which clients of Anthropic's managed agents name them."""
+EVENTS_AT_END: Final = 256
+"""Number of events in which the results of open calls are searched when a lost run is ended."""
+
+_log = structlog.get_logger("sandlot.agents")
+
+
+@dataclass(slots=True)
+class _ActiveRun:
+    owner: OwnerId
+    run: Run | None = None
+    task: asyncio.Task[None] | None = None
+    is_interrupted: bool = False
+    is_stopped: bool = False
+
+
+class AgentRuntime:
+    """Agents and sessions of a node, and their runs.
+
+    Args:
+        node: Node with the records and the sandboxes.
+        models: Models of the operator.
+        limits: Limits of runs.
+        previews: Address of the previews. None: tools return no URLs.
+    """
+
+    def __init__(self, node: Node, models: Models, limits: AgentLimits, previews: PreviewAddresses | None = None) -> None:
+        self._node = node
+        self._models = models
+        self._limits = limits
+        self._previews = previews
+        self._runs: dict[AgentSessionId, _ActiveRun] = {}
+        self._is_closed = False
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """End the runs that the last service has left, before any request."""
+        for session in await self._node.agents.running():
+            try:
+                await self._end_lost_run(session)
+            except NotFoundError:
+                continue
+            except SandlotError as error:
+                _log.warning("run.not_ended", session=session.id, error=str(error))
+
+    async def aclose(self) -> None:
+        """Stop all runs. The next service ends them. Idempotent."""
+        self._is_closed = True
+        tasks = []
+        for active in self._runs.values():
+            if active.run is not None:
+                active.run.is_abandoned = True
+            if active.task is not None:
+                active.task.cancel()
+                tasks.append(active.task)
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._models.aclose()
+
+    async def _end_lost_run(self, session: AgentSessionRecord) -> None:
+        from sandlot.agents.service import conversation  # noqa: PLC0415 - imports pydantic-ai
+
+        events: list[Any] = []
+        messages: list[str] = []
+        if calls := conversation.open_calls(conversation.load(await self._node.agents.messages(session.id))):
+            stored = await self._node.agents.last_events(session.id, EVENTS_AT_END)
+            events, message = conversation.close_calls(calls, stored, conversation.LOST)
+            messages = [message]
+        why = "The service was restarted during the run. The sandbox and its files are kept. Send another message to continue."
+        events += [conversation.error_event("unknown_error", why, "exhausted"), conversation.idle_event("retries_exhausted")]
+        change = SessionChange(SessionStatus.IDLE, stop_reason="retries_exhausted")
+        await self._node.agents.append(session.id, events, messages=messages, change=change)
+
+    # Agents and sessions ---------------------------------------------------------------------------------------------
+
+    async def create(self, principal: Principal, config: AgentConfig) -> AgentRecord:
+        """Create an agent.
+
+        Raises:
+            InvalidRequestError: The model is not configured, a tool is not supported, or a field is too long.
+            LimitError: The owner has too many agents.
+        """
+        self._check(config.model, config.tools)
+        return await self._node.agents.create(principal, config)
+
+    async def update(self, principal: Principal, agent: str, change: AgentChange, *, version: int | None = None) -> AgentRecord:
+        """Change the configuration of an agent.
+
+        Raises:
+            NotFoundError: There is no such agent.
+            ConflictError: The agent has another version, or is archived.
+            InvalidRequestError: The model is not configured, a tool is not supported, or a field is too long.
+        """
+        self._check(change.model, change.tools or ())
+        return await self._node.agents.update(principal, agent, change, version=version)
+
+    async def create_session(
+        self,
+        principal: Principal,
+        agent: str,
+        environment: SessionEnvironment,
+        *,
+        title: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AgentSessionRecord:
+        """Create a session. Its sandbox is created with the first call of a tool.
+
+        Raises:
+            NotFoundError: There is no such agent, or no such template.
+            ConflictError: The agent is archived.
+            LimitError: The owner has too many sessions.
+        """
+        await self._node.templates.find(principal, environment.template)
+        return await self._node.agents.create_session(principal, agent, environment, title=title, metadata=metadata)
+
+    async def delete_session(self, principal: Principal, session: str) -> None:
+        """End the run of a session and its sandbox, and delete its files, events and the session.
+
+        Raises:
+            NotFoundError: There is no such session.
+        """
+        found = await self._node.agents.get_session(principal, session)
+        await self._stop(found.id)
+        found = await self._node.agents.get_session(principal, session)
+        await self._delete_files(principal, found.id)
+        if found.sandbox is not None:
+            with suppress(NotFoundError):  # the sandbox has ended, and its record was deleted
+                await self._node.sandboxes.kill(principal, found.sandbox)
+        await self._node.agents.delete_session(principal, session)
+
+    # Runs ------------------------------------------------------------------------------------------------------------
+
+    async def send(self, principal: Principal, session: str, text: str) -> AgentSessionRecord:
+        """Send a message of the user to a session, which begins a run.
+
+        Args:
+            principal: Caller, the owner of the session.
+            session: Id of the session.
+            text: The message.
+
+        Returns:
+            The session, whose status is ``running``.
+
+        Raises:
+            NotFoundError: There is no such session.
+            ConflictError: A run of the session is active.
+            InvalidRequestError: The message is too long or empty, or the operator does not offer the model any more.
+            LimitError: The key or the node has too many active runs.
+        """
+        size = len(check_text("content", text))
+        if not 0 < size <= MAX_MESSAGE_BYTES:
+            raise InvalidRequestError(f"The message has {size} bytes; 1 to {MAX_MESSAGE_BYTES} are allowed.", fields={"field": "content"})
+        found = await self._node.agents.get_session(principal, session)
+        if found.status is not SessionStatus.RUNNING:
+            await self.wait(found.id)  # the last run has stored its end and is about to leave
+        return await complete(self._begin(principal, found, text))
+
+    async def _begin(self, principal: Principal, session: AgentSessionRecord, text: str) -> AgentSessionRecord:
+        entry, model = self._models.entry(session.config.model), self._models.build(session.config.model)
+        from sandlot.agents.service import conversation  # noqa: PLC0415 - imports pydantic-ai
+        from sandlot.agents.service.run import Run, RunParameters  # noqa: PLC0415
+
+        active = self._take_place(principal, session.id)
+        try:
+            event, message = conversation.user_message(text)
+            begun = await self._node.agents.begin_run(principal, session.id, [event, ("session.status_running", {})], messages=[message])
+        except BaseException:
+            del self._runs[session.id]
+            raise
+        toolset = Toolset() if begun.config.tools else Toolset(())
+        sandbox = SessionSandbox(self._node, principal, begun, self._previews)
+        active.run = Run(self._node, begun, sandbox, RunParameters(entry, model, toolset, self._limits))
+        active.task = asyncio.create_task(self._execute(begun.id, active.run), name=f"agent run {begun.id}")
+        return begun
+
+    async def interrupt(self, principal: Principal, session: str) -> bool:
+        """Interrupt the run of a session, and wait until it has ended. Return False if no run is active.
+
+        Raises:
+            NotFoundError: There is no such session.
+        """
+        found = await self._node.agents.get_session(principal, session)
+        active = self._runs.get(found.id)
+        if active is None or active.task is None:
+            return False
+        if not active.is_interrupted:
+            active.is_interrupted = True
+            await self._node.agents.append(found.id, [("user.interrupt", {})])
+        await self._stop(found.id)
+        return True
+
+    async def wait(self, session: AgentSessionId) -> None:
+        """Wait until no run of a session is active on this node."""
+        active = self._runs.get(session)
+        if active is not None and active.task is not None:
+            await asyncio.wait([active.task])
+
+    async def _execute(self, session: AgentSessionId, run: Run) -> None:
+        try:
+            await run.execute()
+        finally:
+            del self._runs[session]
+
+    async def _stop(self, session: AgentSessionId) -> None:
+        active = self._runs.get(session)
+        if active is not None and active.task is not None:
+            if not active.is_stopped:  # a second cancellation would interrupt the end of the run
+                active.is_stopped = True
+                active.task.cancel()
+            await asyncio.wait([active.task])
+
+    def _take_place(self, principal: Principal, session: AgentSessionId) -> _ActiveRun:
+        """Reserve the place of a run."""
+        if self._is_closed:
+            raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_STOPPING, hint="Try again when the service has restarted.")
+        if session in self._runs:
+            raise ConflictError(f"The session {session} is running.", hint="Wait until its status is `idle`, or interrupt the run first.")
+        of_key = sum(each.owner == principal.owner for each in self._runs.values())
+        if of_key >= self._limits.runs_per_key:
+            raise LimitError(f"This key has {of_key} active runs of agents, the maximum.", hint="Wait until one has ended, or interrupt one.")
+        if len(self._runs) >= self._limits.runs:
+            raise UnavailableError(
+                f"The node has {len(self._runs)} active runs of agents, the maximum.",
+                code=ErrorCode.BUSY,
+                hint="Try again later.",
+                fields={"retry_after_s": 5},
+            )
+        self._runs[session] = active = _ActiveRun(principal.owner)
+        return active
+
+    async def _delete_files(self, principal: Principal, session: AgentSessionId) -> None:
+        after = 0
+        while True:
+            page = await self._node.agents.events(principal, session, after=after, limit=1000)
+            for event in page.items:
+                for block in event.data.get("content", ()):
+                    if block.get("type") == "image":
+                        try:
+                            await self._node.file_store.delete(principal, block["source"]["file_id"])
+                        except NotFoundError:
+                            continue  # the owner has deleted the file
+                after = event.sequence
+            if not page.more:
+                return
+
+    def _check(self, model: str | None, tools: Sequence[Mapping[str, Any]]) -> None:
+        if model is not None:
+            self._models.entry(model)
+        for tool in tools:
+            kind = tool.get("type")
+            if kind != TOOLSET_TYPE and (kind != "mcp" or tool.get("server") != TOOL_SERVER):
+                raise InvalidRequestError(
+                    f"The tool {str(dict(tool))[:200]} is not supported.",
+                    hint=f'Pass {{"type": "mcp", "server": "{TOOL_SERVER}"}} for the tools of the sandbox.',
+                    fields={"field": "tools"},
+                )
