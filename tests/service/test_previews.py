@@ -179,7 +179,7 @@ class Preview:
     def websocket(self, path: str = "/") -> ClientConnection:
         return connect(
             f"ws://{self.host}{path}",
-            address=("127.0.0.1", self.port),
+            sock=self.raw(),
             additional_headers={"X-Sandlot-Preview-Token": self.token},
             max_size=None,
             compression=None,
@@ -237,7 +237,7 @@ def test_path_form_of_a_page(sandbox: Sandbox) -> None:
 def test_websocket_of_a_page_of_the_path_form(sandbox: Sandbox) -> None:
     url = urlsplit(sandbox.get_url(PORT, path_form=True))
     address = f"ws://{url.netloc}{url.path}socket"
-    with connect(address, address=("127.0.0.1", url.port), origin=Origin("null"), compression=None, proxy=None) as websocket:
+    with connect(address, sock=socket.create_connection(("127.0.0.1", url.port)), origin=Origin("null"), compression=None, proxy=None) as websocket:
         websocket.send("hello")
         assert websocket.recv() == "hello"
 
