@@ -9,10 +9,15 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from sandlot import __version__
+from sandlot.agents.service.limits import AgentLimits
+from sandlot.agents.service.models import Models
+from sandlot.agents.service.runtime import AgentRuntime
 from sandlot.compat.vendor import PrefixRouter
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
 from sandlot.server.v1 import (
+    agent_sessions,
+    agents,
     code,
     contexts,
     events,
@@ -77,6 +82,8 @@ _RESOURCES = (
     pools,
     webhooks,
     volumes,
+    agents,
+    agent_sessions,
 )
 
 
@@ -84,13 +91,19 @@ _FIRST = (service, code, processes)
 """Resources with the most requests. Routes are tried one after another, each in about a microsecond."""
 
 
-def create_app(service: RunningService, turns: RequestTurns | None = None, preview_addresses: PreviewAddresses | None = None) -> FastAPI:
+def create_app(
+    service: RunningService,
+    turns: RequestTurns | None = None,
+    preview_addresses: PreviewAddresses | None = None,
+    runtime: AgentRuntime | None = None,
+) -> FastAPI:
     """Return the ASGI application of a service.
 
     Args:
         service: The service.
         turns: Turns of the requests of the service. None: turns of this app alone.
         preview_addresses: Address of the previews. None: there are no previews.
+        runtime: Runs agents. None: a runtime without models.
     """
     app = _empty_app()
     app.router.routes.extend(_served_routes())
@@ -98,6 +111,7 @@ def create_app(service: RunningService, turns: RequestTurns | None = None, previ
     app.state.service = service
     app.state.node = service.node
     app.state.previews = preview_addresses
+    app.state.agents = runtime or AgentRuntime(service.node, Models({}), AgentLimits(), preview_addresses)
     app.state.json_parser = JsonParser()
     app.add_middleware(
         RequestMiddleware,

@@ -57,6 +57,8 @@ TAGS: Mapping[str, str] = {
     "executions": "Log of code and command runs.",
     "events": "Events of sandboxes, snapshots and volumes.",
     "webhooks": "Event delivery to HTTP endpoints.",
+    "agents": "Agents, which call the models that the operator has configured.",
+    "agent_sessions": "Conversations with agents, their messages and events.",
     "keys": "API keys and quotas.",
     "pools": "Warm pools: sandboxes started in advance.",
 }
@@ -75,6 +77,8 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "context": ("Id of the context.", "default"),
     "watcher": ("Id of the watcher.", "w4d5e6f70a1b2c3d4"),
     "execution": ("Id of the code or command run.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
+    "agent": ("Id of the agent.", "agent_x2m4c7qpl5tnbdwy"),
+    "session": ("Id of the session.", "sess_x2m4c7qpl5tnbdwy"),
     "template": ("Name of the template.", "code-interpreter"),
 }
 """Path parameter -> its description and an example, for routes that do not describe the parameter."""

@@ -28,6 +28,8 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandlot import __version__
+from sandlot.agents.service.models import Models, load_models
+from sandlot.agents.service.runtime import AgentRuntime
 from sandlot.host.cpu_latency import CpuLatency
 from sandlot.host.service_cgroup import service_cgroup
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
@@ -170,7 +172,10 @@ class Server(uvicorn.Server):
         self.previews = PreviewListener(service.settings, service.node, VENDORS, turns, max_connections=connections, local=local)
         http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local_connections, turns=slices)
         ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=slices)
-        app: ASGIApp = create_app(service, turns, self.previews)
+        settings = service.settings
+        models = Models({} if settings.agent_models is None else load_models(settings.agent_models))
+        self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews)
+        app: ASGIApp = create_app(service, turns, self.previews, self.agents)
         self.previews.app = app
         if service.settings.low_latency == "on":
             app = _keep_awake(app)
@@ -219,6 +224,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to serve on listening sockets."""
         await self.previews.open()
+        await self.agents.start()
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
@@ -230,6 +236,7 @@ class Server(uvicorn.Server):
         self._service.settings.socket.unlink(missing_ok=True)
         self._service.events.close()  # followers would keep their connections open until the timeout
         self._service.node.agents.close()
+        await self.agents.aclose()
         closing_previews = asyncio.create_task(self.previews.aclose())
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Never, get_type_hints
 from pydantic import PlainValidator, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from sandlot.agents.service.limits import AgentLimits
 from sandlot.core.admission import ISOLATIONS
 from sandlot.core.pools.models import PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
@@ -244,6 +245,14 @@ class Settings:
         preview_tls_cert: PEM file with the certificate chain of previews, for the domain and its subdomains (``*.DOMAIN``). None: previews are served
             over plain HTTP, and a proxy in front serves TLS.
         preview_tls_key: PEM file with the key of the certificate. None: the file of the certificate has it.
+        agent_models: File in TOML with the models that agents may use. Default: none, and agents cannot be created.
+        agent_model_requests: Largest number of requests to the model in one run of an agent, 1 to 10,000.
+        agent_tool_calls: Largest number of calls of tools in one run, 1 to 10,000.
+        agent_run_s: Largest duration of one run in seconds, 1 to 86,400.
+        agent_session_tokens: Largest number of tokens that one session may use, read and written. Default: no limit.
+        agent_session_cost_usd: Largest price in US dollars of the tokens of one session, for models with prices. Default: no limit.
+        agent_runs_per_key: Largest number of active runs of one key, 1 to 1,000.
+        agent_runs: Largest number of active runs of the service, 1 to 1,000.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
             Commands and requests for files get up to a tenth faster, and the host uses more power. Only a host with /dev/cpu_dma_latency has the
             effect.
@@ -291,6 +300,14 @@ class Settings:
     preview_domain: Annotated[PreviewAddress | None, PlainValidator(_domain)] = None
     preview_tls_cert: Annotated[Path | None, PlainValidator(_folder)] = None
     preview_tls_key: Annotated[Path | None, PlainValidator(_folder)] = None
+    agent_models: Annotated[Path | None, PlainValidator(_folder)] = None
+    agent_model_requests: Annotated[int, _whole(1, 10_000)] = 50
+    agent_tool_calls: Annotated[int, _whole(1, 10_000)] = 100
+    agent_run_s: Annotated[float, _number(1.0, DAY_S)] = 1200.0
+    agent_session_tokens: Annotated[int | None, _whole(1, 2**53)] = None
+    agent_session_cost_usd: Annotated[float | None, _number(0.0)] = None
+    agent_runs_per_key: Annotated[int, _whole(1, 1000)] = 4
+    agent_runs: Annotated[int, _whole(1, 1000)] = 16
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
     idle_exit_s: Annotated[float, _number(1.0)] = 600.0
     log_level: Annotated[str, _one_of("debug", "info", "warning", "error")] = "info"
@@ -342,6 +359,19 @@ class Settings:
             disk_reserve_bytes=self.disk_reserve_bytes,
             pids_reserve=self.pids_reserve,
             suspend_reserve_bytes=self.suspend_reserve,
+        )
+
+    @property
+    def agent_limits(self) -> AgentLimits:
+        """Limits of the runs of agents."""
+        return AgentLimits(
+            model_requests=self.agent_model_requests,
+            tool_calls=self.agent_tool_calls,
+            run_s=self.agent_run_s,
+            session_tokens=self.agent_session_tokens,
+            session_cost_usd=self.agent_session_cost_usd,
+            runs_per_key=self.agent_runs_per_key,
+            runs=self.agent_runs,
         )
 
     @property
