@@ -27,6 +27,7 @@ from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution import code, output
 from sandlot.core.files import archives, watch
 from sandlot.core.oneshot import runner
+from sandlot.core.records import cell_results
 from sandlot.core.records.metrics import METRICS
 from sandlot.core.webhooks import manager as webhooks
 from sandlot.core.webhooks import payload
@@ -38,7 +39,7 @@ from sandlot.guest.helpers.changes import MAX_FILES as MAX_TRACKED_FILES
 from sandlot.guest.kernels import manager as kernels
 from sandlot.guest.net import tunnels
 from sandlot.images.recipe import builtin
-from sandlot.model import files, network, network_activity, packages, pools, programs, sandboxes, signed_urls, specs, volumes
+from sandlot.model import display_capture, files, network, network_activity, packages, pools, programs, sandboxes, signed_urls, specs, volumes
 from sandlot.model.access import Quota
 from sandlot.model.errors import CODES, FAULTS, ErrorCode, error_class
 from sandlot.model.faults import Fault
@@ -410,7 +411,8 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("environment", "", f"{specs.MAX_ENV_VARIABLES:,} variables, {_size(specs.MAX_ENV_BYTES)} in all", ""),
             ("code of one run", "", _size(specs.MAX_CODE_BYTES), ""),
             ("collected output of a stream", "", f"first {_size(HEAD_BYTES)} and last {_size(TAIL_BYTES)}; follow the stream for all", ""),
-            ("results of one run", "", f"{output.MAX_RESULTS:,}; {_size(output.MAX_RESULT_BYTES)} in all", ""),
+            ("results of one run", "", f"{display_capture.MAX_RESULTS:,}; {_size(output.MAX_RESULT_BYTES)} in all", ""),
+            ("results of one run in the execution log", "", _size(cell_results.MAX_BYTES), ""),
             ("output that a process or run keeps for clients that come back", "", _size(OUTPUT_BUFFER_BYTES), ""),
             ("contexts besides the default ones", "", str(kernels.MAX_CONTEXTS), ""),
             ("waiting runs of one context", "", str(kernels.MAX_QUEUED_CELLS), ""),

@@ -65,6 +65,7 @@ __all__ = [  # noqa: F405 - for type checkers of the star import above, for Pyth
     "Execution",
     "ExecutionFailedError",
     "ExecutionInfo",
+    "ExecutionResults",
     "ExecutionStarted",
     "ExecutionStatus",
     "Executions",

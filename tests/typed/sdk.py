@@ -37,6 +37,7 @@ from sandlot import (
     Execution,
     ExecutionFailedError,
     ExecutionInfo,
+    ExecutionResults,
     FileEntry,
     FileEvent,
     FileStream,
@@ -280,6 +281,7 @@ def records(client: Client) -> None:
     for event in client.events.follow(after=5):
         assert_type(event, EventInfo)
     assert_type(client.executions.list(sandbox="sb-1", limit=5), list[ExecutionInfo])
+    assert_type((client.executions.results("e"), client.executions.notebook("sb-1")), tuple[ExecutionResults, str])
     assert_type((client.executions.iter(), client.executions.get("e")), tuple[Iterator[ExecutionInfo], ExecutionInfo])
     programs = client.programs
     assert_type(programs.run("python", "1", stdin="x", files={"a": b"b"}, comparison="numeric", memory="64M"), ProgramResult)

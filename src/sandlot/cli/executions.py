@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,6 +74,23 @@ def info(*, execution: Annotated[str, typer.Argument(metavar="EXECUTION", help="
             typer.echo(f"\n{title.upper()}")
             for line in text.rstrip("\n").split("\n"):
                 table([line], [])
+
+
+def export(
+    *,
+    sandbox: Annotated[str, typer.Argument(metavar="SANDBOX", help="Id or name; an ended sandbox by its id.", autocompletion=complete_sandboxes)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write. (default: standard output)")] = None,
+) -> None:
+    """Export the code that ran in a sandbox as a Jupyter notebook, with output, charts and exceptions.
+
+    The sandbox may have ended; the service keeps runs for 7 days by default. Needs `pip install 'sandlot[notebook]'`.
+    """
+    with query_client() as client:
+        text = client.executions.notebook(resolve_sandbox_id(client, sandbox) or sandbox)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
 
 
 def _status(run: ExecutionInfo) -> str:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from sandlot.core.concurrency import GeneratorStream
+from sandlot.core.records.cell_results import decode
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.log_stream import LogFollower, Progress, output_of
@@ -25,7 +26,7 @@ from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, NotFoundError, UnavailableError
-from sandlot.model.executions import RUNNING
+from sandlot.model.executions import RUNNING, CellResults
 from sandlot.model.history import MAX_LOG_EXECUTIONS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import PROCESS_ID, ProcessId, SandboxId
 from sandlot.model.records import EventRecord, ExecutionId, ExecutionRecord
@@ -160,6 +161,18 @@ class HistoryService:
         owner = None if principal.operator else principal.owner
         found = await self._executions.page(owner=owner, sandbox=sandbox, before=before, limit=limit + 1)
         return Page(found[:limit], more=len(found) > limit)
+
+    async def results(self, principal: Principal, id_: str) -> CellResults:
+        """Return the results and the exception of a cell; those so far while the cell runs. A command has none.
+
+        Raises:
+            NotFoundError: As :meth:`execution`.
+        """
+        record = await self.execution(principal, id_)
+        if (running := self._execution_log.running.get(ProcessId(record.id))) is not None:
+            return running.results.results()
+        stored = await self._executions.results(record.id) if record.results_bytes else None
+        return CellResults() if stored is None else decode(stored)
 
     def note_files(self, principal: Principal, execution: ProcessId, count: int) -> None:
         """Add the number of created and changed files to the log entry of an execution that has ended.

@@ -153,6 +153,21 @@ class CellError:
 
 
 @dataclass(frozen=True, slots=True)
+class CellResults:
+    """Results and exception of a cell in the execution log.
+
+    Args:
+        results: Results as a notebook shows them at the end.
+        omitted: Number of results that the log does not keep.
+        error: Exception that ended the cell; None if no exception did.
+    """
+
+    results: Sequence[Display] = ()
+    omitted: int = 0
+    error: CellError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessInfo:
     """State of one process that the guest remembers. The process may be running or may have ended.
 

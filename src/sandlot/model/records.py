@@ -259,6 +259,8 @@ class ExecutionRecord:
         origin: API of the request: ``native`` or the name of a compatibility API.
         files: Number of files that the execution created or changed; None if the client did not request the number.
         mode: ``foreground``, ``background`` or ``install``.
+        execution_count: Number of the cell in its context; None for a command, and before the cell has started.
+        results_bytes: Size of the results and the exception that are stored with the record; 0 if there are none.
     """
 
     id: ExecutionId
@@ -280,6 +282,8 @@ class ExecutionRecord:
     origin: str = "native"
     files: int | None = None
     mode: str = FOREGROUND
+    execution_count: int | None = None
+    results_bytes: int = 0
 
     @property
     def fault(self) -> Fault | None:
@@ -288,9 +292,9 @@ class ExecutionRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Size that counts against the quota ``stored_execution_bytes``: ``ENTRY_BYTES`` and all texts in UTF-8."""
+        """Size that counts against the quota ``stored_execution_bytes``: ``ENTRY_BYTES``, all texts in UTF-8, and the results."""
         texts = (self.code, *(self.argv or ()), self.stdout, self.stderr, self.error)
-        return ENTRY_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if text)
+        return ENTRY_BYTES + self.results_bytes + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)

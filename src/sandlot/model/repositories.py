@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Protocol
 
 from sandlot.model.access import OwnerId
@@ -277,8 +278,17 @@ class FileRepository(Protocol):
 class ExecutionRepository(Protocol):
     """Execution log: stored records of executions."""
 
-    async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert records, and replace records that have the same ids. Either all records are saved, or none."""
+    async def save(self, records: Sequence[ExecutionRecord], results: Mapping[ExecutionId, bytes] = MappingProxyType({})) -> None:
+        """Insert records, and replace records that have the same ids. Either all records are saved, or none.
+
+        Args:
+            records: Records to save.
+            results: Id of one of the records -> its results, encoded. Records without an entry keep the results that are stored.
+        """
+        ...
+
+    async def results(self, execution: ExecutionId) -> bytes | None:
+        """Return the encoded results that were saved with a record; None if there are none. They are deleted together with the record."""
         ...
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:

@@ -72,7 +72,7 @@ from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk._sync.webhooks import Webhooks
 from sandlot.sdk.local_service import LocalService
-from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionStarted, OutputCleared, Result
+from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionResults, ExecutionStarted, OutputCleared, Result
 from sandlot.sdk.models.contexts import Context
 from sandlot.sdk.models.events import EventInfo
 from sandlot.sdk.models.executions import ExecutionInfo, ExecutionStatus, LogEntry
@@ -144,6 +144,7 @@ __all__ = [
     "Execution",
     "ExecutionFailedError",
     "ExecutionInfo",
+    "ExecutionResults",
     "ExecutionStarted",
     "ExecutionStatus",
     "Executions",

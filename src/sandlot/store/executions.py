@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, or_, select
@@ -14,7 +15,7 @@ from sandlot.model.records import ExecutionId, ExecutionRecord
 from sandlot.model.repositories import Position, Stored
 from sandlot.store.engine import Database
 from sandlot.store.events import BATCH
-from sandlot.store.schema import RUNNING, execution_counts, executions
+from sandlot.store.schema import RUNNING, execution_counts, execution_results, executions
 from sandlot.store.statements import filter_by, first_beyond, insert, is_before, upsert
 
 _COLUMNS = tuple(column.name for column in executions.columns if column.name not in {"argv", "size_bytes"})
@@ -30,17 +31,36 @@ class SqlExecutionRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._upsert = upsert(database.dialect, executions)
+        self._upsert_results = upsert(database.dialect, execution_results)
         insertion = insert(database.dialect, execution_counts)
         self._increment = insertion.on_conflict_do_update(
             index_elements=["month", "owner"], set_={"number": execution_counts.c.number + insertion.excluded.number}
         )
 
-    async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert records or replace the records with the same ids, all in one transaction."""
-        if records:
-            # Rows are saved in the order of their ids, so that two transactions that save the same rows cannot deadlock.
-            rows = [_row(record) for record in sorted(records, key=lambda record: record.id)]
-            await self._database.write(lambda connection: connection.execute(self._upsert, rows))
+    async def save(self, records: Sequence[ExecutionRecord], results: Mapping[ExecutionId, bytes] = MappingProxyType({})) -> None:
+        """Insert records or replace the records with the same ids, all in one transaction.
+
+        Args:
+            records: Records to save.
+            results: Id of one of the records -> its results, encoded. Records without an entry keep the results that are stored.
+        """
+        if not records:
+            return
+        # Rows are saved in the order of their ids, so that two transactions that save the same rows cannot deadlock.
+        rows = [_row(record) for record in sorted(records, key=lambda record: record.id)]
+        contents = [{"execution": id_, "content": content} for id_, content in sorted(results.items())]
+
+        def work(connection: Connection) -> None:
+            connection.execute(self._upsert, rows)
+            if contents:
+                connection.execute(self._upsert_results, contents)
+
+        await self._database.write(work)
+
+    async def results(self, execution: ExecutionId) -> bytes | None:
+        """Return the encoded results that were saved with a record; None if there are none."""
+        rows = await self._database.rows(select(execution_results.c.content).where(execution_results.c.execution == execution))
+        return bytes(rows[0].content) if rows else None
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
         """Return the record of an execution, or None if there is no record with this id."""

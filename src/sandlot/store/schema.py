@@ -286,6 +286,8 @@ executions = Table(
     Column("origin", ShortTextType(32), nullable=False),
     Column("files", Integer),
     Column("mode", ShortTextType(16), nullable=False),
+    Column("execution_count", BigInteger),
+    Column("results_bytes", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Index("executions_by_owner", "owner", "created_at", "id", "size_bytes"),
     Index("executions_by_sandbox", "sandbox", "created_at", "id"),
@@ -297,6 +299,14 @@ Index(
     sqlite_where=executions.c.status == literal_column(f"'{RUNNING}'"),
     postgresql_where=executions.c.status == literal_column(f"'{RUNNING}'"),
 )
+
+execution_results = Table(
+    "execution_results",
+    metadata,
+    Column("execution", ShortTextType(32), ForeignKey("executions.id", ondelete="CASCADE"), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""Results and exception of cells, encoded. Apart from :data:`executions`, whose pages are read without them."""
 
 execution_counts = Table(
     "execution_counts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -39,6 +40,9 @@ class Runs:
     def list(self, **_: object) -> list[ExecutionInfo]:
         return RUNS
 
+    def notebook(self, sandbox: str) -> str:
+        return f'{{"cells": "{sandbox}"}}\n'
+
     def get(self, _execution: str) -> ExecutionInfo:
         return RUNS[0]
 
@@ -70,3 +74,13 @@ def test_info_prints_code_and_output(capsys: pytest.CaptureFixture[str]) -> None
     told = said(capsys, "execution", "info", "e1")
     assert "\nCODE\nprint(1)\\x1b[2J\nnext\n" in told
     assert told.endswith("\nSTDOUT\n1\\x1b[2J\nnext\n")
+
+
+def test_notebook_is_written_to_a_file_or_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sandbox = "sb-aaaa-aaaaaaaaaaaaaaaa"
+    assert dispatch(["export", sandbox]) == 0
+    assert capsys.readouterr().out == f'{{"cells": "{sandbox}"}}\n'
+    assert dispatch(["export", sandbox, "-o", str(tmp_path / "run.ipynb")]) == 0
+    assert (tmp_path / "run.ipynb").read_text(encoding="utf-8") == f'{{"cells": "{sandbox}"}}\n'
+    assert capsys.readouterr().out == ""
+    assert dispatch(["export", sandbox, "-o", str(tmp_path / "no" / "run.ipynb")]) == 1

@@ -31,7 +31,7 @@ COMMANDS = {
     *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "fs watch"),
     *("snapshot create", "snapshot ls", "snapshot info", "snapshot rm"),
     *("volume create", "volume ls", "volume info", "volume rm", "volume attach", "volume detach"),
-    *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "events"),
+    *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "export", "events"),
     *("webhook create", "webhook ls", "webhook update", "webhook rm", "pool create", "pool ls", "pool update", "pool rm"),
     *("key create", "key ls", "key update", "key rm", "key whoami", "serve", "service stop", "service capacity"),
     *("template ls", "template info", "image build", "image ls", "image rm", "image prune", "doctor", "bench", "demo", "version"),
@@ -279,7 +279,7 @@ WITHOUT_JSON = {
     *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
-    *("demo", "serve", "forward", "url"),
+    *("demo", "serve", "forward", "url", "export"),
 }
 
 

@@ -21,7 +21,7 @@ METHODS = {
         "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts"
         " network info get_info get_url get_host get_preview_token is_running usage set_timeout update pause resume hibernate promote"
         " snapshot create_snapshot fork fork_tree run_code"
-        " stream_code connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs"
+        " stream_code connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs export_notebook"
     ),
     "ForkBatch": "count index",
     "Commands": "run list get connect kill restart send_stdin",
@@ -46,7 +46,7 @@ METHODS = {
     "Keys": "create list iter get get_current update delete",
     "FileStore": "upload list iter get read stream download delete import_files export_file",
     "Events": "list iter follow",
-    "Executions": "list iter get",
+    "Executions": "list iter get results notebook",
     "Service": "version capabilities capacity stop",
     "Programs": "run run_batch iter_batch",
 }

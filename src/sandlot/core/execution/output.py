@@ -6,19 +6,17 @@ is counted as omitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Final
 
 from sandlot.link.types import ProcessResult
 from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.display_capture import DisplayCapture
 from sandlot.model.executions import CellError, CellStarted, Channel, Cleared, Display, Output, OutputGap, ProcessOutcome, exit_code
 from sandlot.model.ids import ProcessId
 from sandlot.model.output_capture import COPIES, HEAD_BYTES, TAIL_BYTES, OutputCapture
 from sandlot.model.specs import MIB
 
-MAX_RESULTS: Final = 1000
-"""Maximum number of results that are kept of one cell; further results are counted as omitted."""
 MAX_RESULT_BYTES: Final = 32 * MIB
 """Maximum memory of the results that are kept of one cell."""
 
@@ -49,24 +47,30 @@ class OutputCollector:
 
     Attributes:
         captures: Channel -> collected output.
-        displays: Kept results of a cell.
-        omitted: Number of results that were not kept.
         error: Exception that ended the cell; None if no exception did.
     """
 
-    __slots__ = ("_buffers", "_clears", "_displays_bytes", "_head_bytes", "_tail_bytes", "_taken_bytes", "captures", "displays", "error", "omitted")
+    __slots__ = ("_buffers", "_clears", "_displays", "_head_bytes", "_tail_bytes", "_taken_bytes", "captures", "error")
 
     def __init__(self, buffers: BufferBudget, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._buffers = buffers
         self._taken_bytes = 0
-        self._displays_bytes = 0
         self._clears = False
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
         self.captures: dict[int, OutputCapture] = self._new_captures()
-        self.displays: list[Display] = []
-        self.omitted = 0
+        self._displays = DisplayCapture(buffers, MAX_RESULT_BYTES, copies=COPIES)
         self.error: CellError | None = None
+
+    @property
+    def displays(self) -> Sequence[Display]:
+        """Kept results of a cell."""
+        return self._displays.displays
+
+    @property
+    def omitted(self) -> int:
+        """Number of results that were not kept."""
+        return self._displays.omitted
 
     def add(self, event: Output | OutputGap | CellStarted | Display | Cleared | CellError) -> None:
         """Collect the next event of the execution. Output and results for which no memory is left are counted as omitted."""
@@ -75,7 +79,7 @@ class OutputCollector:
         if isinstance(event, Output | OutputGap):
             self._add_output(event)
         elif isinstance(event, Display):
-            self._show(event)
+            self._displays.add(event)
         elif isinstance(event, Cleared):
             self._clears = event.wait
             if not event.wait:
@@ -87,6 +91,7 @@ class OutputCollector:
         """Release the reserved memory once the response is built. Idempotent."""
         self._buffers.give(self._taken_bytes)
         self._taken_bytes = 0
+        self._displays.close()
 
     def _add_output(self, event: Output | OutputGap) -> None:
         capture = self.captures[event.channel]
@@ -98,39 +103,11 @@ class OutputCollector:
             self._buffers.give(COPIES * (held_bytes - capture.held_bytes))
         self._taken_bytes += COPIES * (capture.held_bytes - held_bytes)
 
-    def _show(self, display: Display) -> None:
-        known = [number for number, shown in enumerate(self.displays) if display.update and shown.display_id == display.display_id]
-        # An update replaces the display and needs memory only for the difference, so an animation needs the memory of one frame.
-        more_bytes = max(1, len(known)) * value_bytes(display) - sum(value_bytes(self.displays[number]) for number in known)
-        is_full = self._displays_bytes + more_bytes > MAX_RESULT_BYTES or (not known and len(self.displays) >= MAX_RESULTS)
-        if is_full or not self._buffers.try_take(COPIES * more_bytes):
-            self.omitted += 1
-            return
-        self._displays_bytes += more_bytes
-        self._taken_bytes += COPIES * more_bytes
-        for number in known:
-            self.displays[number] = replace(display, main=self.displays[number].main, update=False)
-        if not known:
-            self.displays.append(display)
-
     def _clear(self) -> None:
         self.close()  # releases the memory of all that is dropped
         self._clears = False
-        self._displays_bytes = 0
-        self.displays.clear()
-        self.omitted = 0
+        self._displays.clear()
         self.captures = self._new_captures()
 
     def _new_captures(self) -> dict[int, OutputCapture]:
         return {channel: OutputCapture(self._head_bytes, self._tail_bytes) for channel in Channel}
-
-
-def value_bytes(value: object) -> int:
-    """Return the approximate memory, in bytes, of a result of a cell or of a value in the result's metadata."""
-    if isinstance(value, Display):
-        return value_bytes((value.data, value.metadata))
-    if isinstance(value, Mapping):
-        return 100 + sum(100 + len(key) + value_bytes(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return 100 + sum(map(value_bytes, value))
-    return 50 + (len(value) if isinstance(value, str | bytes) else 0)

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
 
 from sandlot.core.ports import Clock
+from sandlot.core.records import cell_results
+from sandlot.core.records.cell_results import ResultCapture
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.retention import Retention
 from sandlot.core.records.write_behind import WriteBehind
@@ -30,7 +32,7 @@ from sandlot.core.sandbox import Sandbox, SandboxLocal
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import HostError, LimitError, UnavailableError
-from sandlot.model.executions import LOST, NATIVE, RUNNING, CellError, Channel, ExecutionOptions, Output, OutputGap
+from sandlot.model.executions import LOST, NATIVE, RUNNING, CellError, CellResults, CellStarted, Channel, ExecutionOptions, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, SandboxId, node_of
 from sandlot.model.output_capture import OutputCapture, shorten, shorten_argv
 from sandlot.model.records import FOREGROUND, ExecutionId, ExecutionRecord
@@ -48,11 +50,28 @@ MAX_UNFINISHED: Final = 10_000
 """Maximum number of unfinished entries of an earlier service that are continued or ended. Older entries stay unfinished."""
 BATCH: Final = 200
 """Maximum number of entries in one write to the store."""
+BATCH_BYTES: Final = 8 * MIB
+"""Memory of the entries after which a write takes no further entry."""
+NO_RESULTS: Final = CellResults()
 
 OutputListener = Callable[[ProcessId, Output | OutputGap | None], None]
 """Function that gets the output of an execution, and None at its end. It must return at once."""
 
 _log = structlog.get_logger("sandlot.core")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Record that waits for the store.
+
+    Args:
+        results: Results of a cell; empty if there are none, or if they are stored already.
+        memory_bytes: Memory that was taken for the record and the results.
+    """
+
+    record: ExecutionRecord
+    results: CellResults
+    memory_bytes: int
 
 
 class OpenLogEntry:
@@ -63,10 +82,25 @@ class OpenLogEntry:
 
     Attributes:
         captures: Channel -> kept part of the output that was added.
+        results: Kept results of a cell.
+        owner: Owner of the sandbox.
         is_over: True after the entry ended or was left to the next service.
     """
 
-    __slots__ = ("__weakref__", "_error", "_execution_log", "_record", "_sandbox", "_started_monotonic_s", "captures", "id", "is_over")
+    __slots__ = (
+        "__weakref__",
+        "_error",
+        "_execution_count",
+        "_execution_log",
+        "_record",
+        "_sandbox",
+        "_started_monotonic_s",
+        "captures",
+        "id",
+        "is_over",
+        "owner",
+        "results",
+    )
 
     def __init__(self, execution_log: ExecutionLog, sandbox: Sandbox, record: ExecutionRecord, started_monotonic_s: float) -> None:
         self._execution_log = execution_log
@@ -74,13 +108,19 @@ class OpenLogEntry:
         self._record = record
         self._started_monotonic_s = started_monotonic_s
         self._error: str | None = None
+        self._execution_count: int | None = None
         self.id = ProcessId(record.id)
+        self.owner = record.owner
         self.captures: dict[int, OutputCapture] = {channel: OutputCapture(OUTPUT_BYTES // 2, OUTPUT_BYTES // 2) for channel in Channel}
+        self.results = ResultCapture(execution_log.memory_of[record.owner])
         self.is_over = False
         execution_log.running[self.id] = self
 
     def add(self, event: object) -> None:
-        """Add an event of the execution: output, a gap in the output, or the exception that ended a cell. Other events are not kept."""
+        """Add an event of the execution: output, a gap in the output, or the start, a result or the exception of a cell."""
+        self.results.add(event)
+        if isinstance(event, CellStarted):
+            self._execution_count = event.count
         if isinstance(event, CellError):
             self._error = shorten(f"{event.name}: {event.value}" if event.value else event.name)
         if not isinstance(event, Output | OutputGap):
@@ -118,6 +158,7 @@ class OpenLogEntry:
         for listener in execution_log.listeners.get(self._sandbox.id, ()):
             listener(self.id, None)
         execution_log.memory_of[record.owner].give(sum(capture.held_bytes for capture in self.captures.values()))
+        self.results.close()
         if status == RUNNING:
             execution_log.keep_open(self._sandbox, record)
             return
@@ -136,7 +177,9 @@ class OpenLogEntry:
                 stderr_omitted_bytes=err.omitted,
                 duration_s=duration_s,
                 error=self._error,
-            )
+                execution_count=self._execution_count,
+            ),
+            self.results.results(),
         )
 
 
@@ -155,7 +198,7 @@ class ExecutionLog:
         self._table = table
         self._retention = retention
         self._node = node
-        self._pending: dict[ExecutionId, tuple[ExecutionRecord, int]] = {}  # id -> record, and its memory in bytes
+        self._pending: dict[ExecutionId, _Pending] = {}
         self._files: dict[tuple[ExecutionId, Principal], int] = {}
         self._lost = 0
         self._open: SandboxLocal[dict[ExecutionId, ExecutionRecord]] = SandboxLocal(lambda _: {})
@@ -249,49 +292,67 @@ class ExecutionLog:
             self._count_lost(lost)
         self._warn_of_lost()
 
-    def put(self, record: ExecutionRecord) -> None:
-        """Queue a record to be written, in place of a pending record of the same execution. If there is no memory for the record, it is lost."""
+    def put(self, record: ExecutionRecord, results: CellResults = NO_RESULTS) -> None:
+        """Queue a record to be written, in place of a pending record of the same execution. If there is no memory for the record, it is lost.
+
+        Args:
+            record: Record to write.
+            results: Results of a cell that has ended. If there is memory only for the record, they are counted as omitted.
+        """
         self._drop(record.id)
         texts = (record.code, record.stdout, record.stderr, record.error, *(record.argv or ()))
         size = max(MAX_BYTES // MAX_ENTRIES, 500 + sum(50 + len(text) for text in texts if text))
-        if self.memory_of[record.owner].try_take(size):
-            self._pending[record.id] = record, size
+        memory, results_bytes = self.memory_of[record.owner], cell_results.memory_bytes(results)
+        if not memory.try_take(results_bytes):
+            results, results_bytes = CellResults(omitted=results.omitted + len(results.results)), 0
+        if memory.try_take(size):
+            self._pending[record.id] = _Pending(record, results, size + results_bytes)
         else:
+            memory.give(results_bytes)
             self._count_lost(1)
         self.writer.changed.set()
 
     def _drop(self, id_: ExecutionId) -> None:
         if (pending := self._pending.pop(id_, None)) is not None:
-            record, size = pending
-            self.memory_of[record.owner].give(size)
+            self.memory_of[pending.record.owner].give(pending.memory_bytes)
 
     async def _write_pending(self) -> bool:
         taken = await self._write_files()
         while taken and self._pending:
-            taken = await self._write([record for record, _ in islice(self._pending.values(), BATCH)])
+            taken = await self._write(self._next_batch())
         self._warn_of_lost()
-        for owner in [owner for owner, memory in self.memory_of.items() if not memory.taken_bytes]:
+        busy = {entry.owner for entry in self.running.values()}  # their entries keep the budget
+        for owner in [owner for owner, memory in self.memory_of.items() if not memory.taken_bytes and owner not in busy]:
             del self.memory_of[owner]
         return taken
 
-    async def _write(self, batch: Sequence[ExecutionRecord]) -> bool:
+    def _next_batch(self) -> list[_Pending]:
+        sizes = accumulate((each.memory_bytes for each in islice(self._pending.values(), BATCH)), initial=0)
+        return [each for each, before in zip(self._pending.values(), sizes, strict=False) if before < BATCH_BYTES][:BATCH]
+
+    async def _write(self, batch: Sequence[_Pending]) -> bool:
+        records, results = [], {}
+        for each in batch:
+            encoded = cell_results.encode(each.results)
+            if encoded:
+                results[each.record.id] = encoded
+            records.append(replace(each.record, results_bytes=len(encoded)) if encoded else each.record)
         try:
-            await self._table.save(batch)
+            await self._table.save(records, results)
         except (HostError, LimitError, UnavailableError) as error:
             self._failed(error)  # the store may work again later, so the entries stay pending
             return False
         except Exception as error:  # noqa: BLE001 - one record that the store always refuses must not block the others
             if len(batch) > 1:
-                for record in batch:
-                    if not await self._write([record]):
+                for each in batch:
+                    if not await self._write([each]):
                         return False
                 return True
             self._failed(error, 1)
-        for record in batch:
-            pending = self._pending.get(record.id)
-            if pending is not None and pending[0] is record:
-                self._drop(record.id)
-        await self._retention.add_executions(Stored(len(batch), sum(record.size_bytes for record in batch)))
+        for each in batch:
+            if self._pending.get(each.record.id) is each:
+                self._drop(each.record.id)
+        await self._retention.add_executions(Stored(len(batch), sum(record.size_bytes for record in records)))
         return True
 
     async def _write_files(self) -> bool:
@@ -303,10 +364,11 @@ class ExecutionLog:
                 self._failed(error)
                 self._files = pending | self._files
                 return False
+            results = NO_RESULTS
             if id_ in self._pending:
-                record = self._pending[id_][0]
+                record, results = self._pending[id_].record, self._pending[id_].results
             if record is not None and principal.sees(record.owner):
-                self.put(replace(record, files=files))
+                self.put(replace(record, files=files), results)
         return True
 
     def _failed(self, error: Exception, lost: int = 0) -> None:

@@ -46,7 +46,7 @@ class Keep:
 
     Args:
         executions_s: Maximum age of log entries, from the start of the execution.
-        executions: Maximum number of log entries. An entry usually takes 1 KiB, at most 200 KiB.
+        executions: Maximum number of log entries. An entry usually takes 1 KiB, at most 4.2 MiB with results.
         executions_bytes: Maximum size of all log entries.
         events_s: Maximum age of events.
         events: Maximum number of events.

@@ -12,6 +12,7 @@ import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
@@ -926,6 +927,24 @@ class AsyncSandbox:
             OSError: The local port is in use.
         """
         return await forward_port(self._transport, self.id, port, host, local_port, on_error)
+
+    async def export_notebook(self, path: str | Path) -> Path:
+        """Write a Jupyter notebook with the code that ran in the sandbox, its output, charts and exceptions.
+
+        ``client.executions.notebook`` does the same for a sandbox that has ended.
+
+        Args:
+            path: File to write on this machine, such as ``run.ipynb``.
+
+        Returns:
+            The path.
+
+        Raises:
+            UnsupportedError: The package ``nbformat`` is not installed (``pip install 'sandlot[notebook]'``).
+        """
+        target, text = Path(path), await self._client.executions.notebook(self.id)
+        await backend.in_thread(target.write_text, text, "utf-8")
+        return target
 
     async def logs(self, stream: str = "both") -> builtins.list[LogEntry]:
         """Read the output of code and commands that ran in the sandbox, in the order of their starts.

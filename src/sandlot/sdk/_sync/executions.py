@@ -6,10 +6,11 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 
-from sandlot.sdk import requests
+from sandlot.sdk import notebook, requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.converter import structure
+from sandlot.sdk.models.code import ExecutionResults
 from sandlot.sdk.models.executions import ExecutionInfo
 
 
@@ -42,3 +43,34 @@ class Executions:
             NotFoundError: ``execution_not_found``: no such run, or the service no longer keeps it.
         """
         return structure(ExecutionInfo, self._transport.request("GET", f"/v1/executions/{requests.path_segment(execution)}"))
+
+    def results(self, execution: str) -> ExecutionResults:
+        """Get the rich results and the exception of code; those so far while it runs.
+
+        Args:
+            execution: Id of the run.
+
+        Raises:
+            NotFoundError: ``execution_not_found``: no such run, or the service no longer keeps it.
+        """
+        path = f"/v1/executions/{requests.path_segment(execution)}/results"
+        return structure(ExecutionResults, self._transport.request("GET", path))
+
+    def notebook(self, sandbox: str) -> str:
+        """Return a Jupyter notebook with the code that ran in a sandbox, its output, its results and its exceptions.
+
+        The sandbox may have ended. Python code runs in the notebook; code in other languages is marked as ``%%bash`` or ``%%script``, or commented
+        out. Commands are left out. The notebook is not signed: Jupyter shows no active content of it before you trust it.
+
+        Args:
+            sandbox: Id of the sandbox.
+
+        Returns:
+            The notebook in format 4.5, as the text of an ``.ipynb`` file.
+
+        Raises:
+            UnsupportedError: The package ``nbformat`` is not installed (``pip install 'sandlot[notebook]'``).
+        """
+        notebook.check_installed()
+        runs = [run for run in reversed(self.list(sandbox=sandbox)) if run.kind == "code"]
+        return notebook.build([(run, self.results(run.id) if run.results_bytes else None) for run in runs])

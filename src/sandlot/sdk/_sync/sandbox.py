@@ -13,6 +13,7 @@ import builtins
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
@@ -927,6 +928,24 @@ class Sandbox:
             OSError: The local port is in use.
         """
         return forward_port(self._transport, self.id, port, host, local_port, on_error)
+
+    def export_notebook(self, path: str | Path) -> Path:
+        """Write a Jupyter notebook with the code that ran in the sandbox, its output, charts and exceptions.
+
+        ``client.executions.notebook`` does the same for a sandbox that has ended.
+
+        Args:
+            path: File to write on this machine, such as ``run.ipynb``.
+
+        Returns:
+            The path.
+
+        Raises:
+            UnsupportedError: The package ``nbformat`` is not installed (``pip install 'sandlot[notebook]'``).
+        """
+        target, text = Path(path), self._client.executions.notebook(self.id)
+        backend.in_thread(target.write_text, text, "utf-8")
+        return target
 
     def logs(self, stream: str = "both") -> builtins.list[LogEntry]:
         """Read the output of code and commands that ran in the sandbox, in the order of their starts.

@@ -219,6 +219,25 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutionResults:
+    """Rich results and exception of code in the execution log.
+
+    Args:
+        id: Id of the run.
+        execution_count: Number of the code in its context; None for a command.
+        results: Results as a notebook shows them at the end.
+        results_omitted: Number of results that the log does not keep: those of one run take at most 4 MiB.
+        error: Exception that ended the code.
+    """
+
+    id: str
+    execution_count: int | None = None
+    results: tuple[Result, ...] = ()
+    results_omitted: int = 0
+    error: ExceptionInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionStarted:
     """Event: the code began to run.
 

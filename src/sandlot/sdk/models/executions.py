@@ -62,6 +62,8 @@ class ExecutionInfo:
         files: Number of files created or changed; None if they were not tracked.
         origin: API that started the run.
         owner: Id of the API key that owns the sandbox, or ``local``.
+        execution_count: Number of code in its context; None for a command.
+        results_bytes: Size of the rich results and the exception of code, which ``client.executions.results`` returns.
     """
 
     id: str
@@ -83,6 +85,8 @@ class ExecutionInfo:
     files: int | None = None
     origin: str = "native"
     owner: str = ""
+    execution_count: int | None = None
+    results_bytes: int = 0
 
     __repr__ = short_repr("id", "kind", "status", "sandbox")
 

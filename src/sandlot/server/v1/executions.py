@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
+from sandlot.model.executions import CellResults
 from sandlot.model.faults import Fault
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord
 from sandlot.model.repositories import Position
+from sandlot.server.v1.code import CodeErrorResponse, DisplayResponse
 from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.server.v1.processes import StreamName
 from sandlot.web import pagination, streaming
@@ -49,6 +51,8 @@ class ExecutionResponse(ResponseModel):
     stderr_omitted_bytes: int
     error: str | None = Field(description="Exception of code that failed.")
     files: int | None = Field(description="Number of created or changed files; null if they were not tracked.")
+    execution_count: int | None = Field(description="Number of the code in its context; null for a command.")
+    results_bytes: int = Field(description="Size of the rich results and the exception, which `GET /v1/executions/{execution}/results` returns.")
 
     @classmethod
     def of(cls, record: ExecutionRecord) -> ExecutionResponse:
@@ -74,6 +78,29 @@ class ExecutionResponse(ResponseModel):
             stderr_omitted_bytes=record.stderr_omitted_bytes,
             error=record.error,
             files=record.files,
+            execution_count=record.execution_count,
+            results_bytes=record.results_bytes,
+        )
+
+
+class ExecutionResultsResponse(ResponseModel):
+    """Rich results and exception of code."""
+
+    id: str = Field(description="Id of the code run.")
+    execution_count: int | None = Field(description="Number of the code in its context; null for a command.")
+    results: list[DisplayResponse] = Field(description="Results as a notebook shows them at the end.")
+    results_omitted: int = Field(description="Number of results that are not kept: those of one run take at most 4 MiB.")
+    error: CodeErrorResponse | None = Field(description="Exception that ended the code.")
+
+    @classmethod
+    def of(cls, record: ExecutionRecord, found: CellResults) -> ExecutionResultsResponse:
+        """Return the response for the results of an execution."""
+        return cls(
+            id=record.id,
+            execution_count=record.execution_count,
+            results=[DisplayResponse.of(shown) for shown in found.results],
+            results_omitted=found.omitted,
+            error=None if found.error is None else CodeErrorResponse.of(found.error),
         )
 
 
@@ -181,6 +208,16 @@ async def list_executions(query: Annotated[ExecutionsQuery, Query()], request: R
 async def get_execution(execution: str, request: Request) -> Response:
     """Get a run with its output and outcome."""
     return json_response(ExecutionResponse.of(await get_node(request).history.execution(get_principal(request), execution)))
+
+
+@router.get(
+    "/executions/{execution}/results", tags=["executions"], responses=documented_response(ExecutionResultsResponse, "The results of the execution.")
+)
+async def get_execution_results(execution: str, request: Request) -> Response:
+    """Get the rich results and the exception of code. They are kept as long as the run; a command has none."""
+    history, principal = get_node(request).history, get_principal(request)
+    record = await history.execution(principal, execution)
+    return json_response(ExecutionResultsResponse.of(record, await history.results(principal, execution)))
 
 
 @router.get(

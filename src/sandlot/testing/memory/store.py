@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar
 
 from sandlot.model.access import OwnerId
@@ -132,6 +133,7 @@ class MemoryDatabase:
         faults: Exceptions and waits that the test sets up for all stores and blob stores on this database.
         identity: Random id of the database, 16 hexadecimal digits.
         last_sequence: Sequence number of the last event that was appended, even if the event was deleted; 0 before the first event.
+        execution_results: Execution id -> encoded results.
         execution_counts: Month, such as ``2026-11`` -> owner -> number of executions that began in this month.
         blobs: File id -> content of the stored file.
     """
@@ -144,6 +146,7 @@ class MemoryDatabase:
     keys: dict[OwnerId, KeyRecord] = field(default_factory=dict)
     files: dict[FileId, FileRecord] = field(default_factory=dict)
     executions: dict[ExecutionId, ExecutionRecord] = field(default_factory=dict)
+    execution_results: dict[ExecutionId, bytes] = field(default_factory=dict)
     execution_counts: dict[str, Counter[OwnerId]] = field(default_factory=dict)
     webhooks: dict[WebhookId, tuple[WebhookRecord, NodeId | None, datetime | None]] = field(default_factory=dict)
     """Webhook id -> record, node that has the lease, and end of the lease. Node and end are None if no node has had the lease."""
@@ -522,9 +525,18 @@ class MemoryExecutionRepository:
     def __init__(self, session: _Session) -> None:
         self._session = session
 
-    async def save(self, records: Sequence[ExecutionRecord]) -> None:
-        """Insert records, and replace records that have the same ids."""
-        await self._session.write("executions.save", lambda database: database.executions.update({record.id: record for record in records}))
+    async def save(self, records: Sequence[ExecutionRecord], results: Mapping[ExecutionId, bytes] = MappingProxyType({})) -> None:
+        """Insert records, and replace records that have the same ids. ``results`` maps ids of records to their encoded results."""
+
+        def work(database: MemoryDatabase) -> None:
+            database.executions.update({record.id: record for record in records})
+            database.execution_results.update(results)
+
+        await self._session.write("executions.save", work)
+
+    async def results(self, execution: ExecutionId) -> bytes | None:
+        """Return the encoded results that were saved with a record; None if there are none."""
+        return await self._session.read("executions.results", lambda database: database.execution_results.get(execution))
 
     async def get(self, execution: ExecutionId) -> ExecutionRecord | None:
         """Return the record of an execution; None if there is no record with this id."""
@@ -548,7 +560,7 @@ class MemoryExecutionRepository:
     async def delete_before(self, before: datetime) -> int:
         """Delete the executions that began before a time, and return their number."""
         return await self._session.write(
-            "executions.delete_before", lambda database: _remove(database.executions, lambda row: row.created_at < before)
+            "executions.delete_before", lambda database: _remove_executions(database, lambda row: row.created_at < before)
         )
 
     async def totals(self, *, owner: OwnerId | None = None) -> Mapping[OwnerId, Stored]:
@@ -565,7 +577,7 @@ class MemoryExecutionRepository:
         def work(database: MemoryDatabase) -> int:
             newest = _newest((row for row in database.executions.values() if row.owner == owner), keep.rows)
             kept = {row.id for row in _within(newest, keep)}
-            return _remove(database.executions, lambda row: row.owner == owner and row.id not in kept)
+            return _remove_executions(database, lambda row: row.owner == owner and row.id not in kept)
 
         return await self._session.write("executions.trim", work)
 
@@ -967,6 +979,13 @@ def _remove(rows: dict[_IdT, _AnyT], is_removed: Callable[[_AnyT], bool]) -> int
     for id_ in removed:
         del rows[id_]
     return len(removed)
+
+
+def _remove_executions(database: MemoryDatabase, is_removed: Callable[[ExecutionRecord], bool]) -> int:
+    count = _remove(database.executions, is_removed)
+    for id_ in database.execution_results.keys() - database.executions.keys():
+        del database.execution_results[id_]
+    return count
 
 
 def _of_node(rows: Mapping[_IdT, _SizedT], node: NodeId) -> list[_SizedT]:

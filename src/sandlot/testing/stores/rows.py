@@ -299,6 +299,20 @@ class RowsSuite:
         assert await store.executions.get(bare.id) == done
         assert await store.executions.get(ExecutionId(new_process_id())) is None
 
+    async def test_results_of_executions_are_kept_apart_and_deleted_with_them(self, store: Store) -> None:
+        old, new, bare = execution(0, results_bytes=3, execution_count=2**63 - 1), execution(1, results_bytes=2), execution(2)
+        await store.executions.save([new, old, bare], {new.id: b"n\xff", old.id: b"o\x00l"})
+        assert await store.executions.get(old.id) == old
+        assert [await store.executions.results(each.id) for each in (old, new, bare)] == [b"o\x00l", b"n\xff", None]
+        await store.executions.save([new])
+        assert await store.executions.results(new.id) == b"n\xff"
+        await store.executions.save([new], {new.id: b"again"})
+        assert await store.executions.results(new.id) == b"again"
+        assert await store.executions.delete_before(moment(1)) == 1
+        assert [await store.executions.results(each.id) for each in (old, new)] == [None, b"again"]
+        await store.executions.trim(ALICE, keep=Stored(0, 0))
+        assert await store.executions.results(new.id) is None
+
     async def test_executions_are_paged_and_filtered(self, store: Store) -> None:
         other = SandboxId("sb-node-bbbbbbbbbbbbbbbb")
         records = [execution(at // 2, owner=BOB if at % 3 else ALICE, **({"sandbox": other} if at % 2 else {})) for at in range(9)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandlot.core.execution import output
-from sandlot.core.execution.output import OutputCollector, value_bytes
+from sandlot.core.execution.output import OutputCollector
 from sandlot.model.buffer_budget import BufferBudget
+from sandlot.model.display_capture import value_bytes
 from sandlot.model.executions import CellError, CellStarted, Cleared, Display, Output, OutputGap
 from sandlot.model.output_capture import COPIES
 from sandlot.model.specs import MIB

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import pytest
 import structlog
 
 from sandlot.core.execution import changes
-from sandlot.core.records import write_behind
-from sandlot.core.records.execution_log import OUTPUT_BYTES, ExecutionLog
+from sandlot.core.records import cell_results, write_behind
+from sandlot.core.records.cell_results import decode
+from sandlot.core.records.execution_log import MAX_BYTES, OUTPUT_BYTES, ExecutionLog, OpenLogEntry
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.records.retention import Keep, Retention
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.buffer_budget import PART, BufferBudget
 from sandlot.model.errors import ErrorCode, InternalError, LimitError, NotFoundError
-from sandlot.model.executions import KILLED, ExecutionOptions, Output, OutputGap
+from sandlot.model.executions import KILLED, CellError, CellResults, CellStarted, Cleared, Display, ExecutionOptions, Output, OutputGap
 from sandlot.model.ids import NodeId, ProcessId, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, ExecutionRecord
+from sandlot.model.repositories import Stored
 from sandlot.model.specs import MIB, CellSpec, ProcessSpec, SandboxSpec, TemplateRef, User, shell_argv
 from sandlot.store.executions import SqlExecutionRepository
 from sandlot.store.store import SqlStore
@@ -46,10 +49,10 @@ class Failing(SqlExecutionRepository):
         super().__init__(store.executions._database)  # noqa: SLF001 - the same table, but for its failures
         self.error: Exception | None = None
 
-    async def save(self, records: Sequence[ExecutionRecord]) -> None:
+    async def save(self, records: Sequence[ExecutionRecord], results: Mapping[ExecutionId, bytes] = MappingProxyType({})) -> None:
         if self.error is not None:
             raise self.error
-        await super().save(records)
+        await super().save(records, results)
 
 
 def journal_of(table: SqlExecutionRepository, store: SqlStore, clock: ManualClock) -> tuple[ExecutionLog, Metrics]:
@@ -175,10 +178,10 @@ async def test_entry_that_the_store_never_takes_is_lost_alone(
     ids = [ExecutionId(new_process_id()) for _ in range(5)]
     save = table.save
 
-    async def refuse(records: Sequence[ExecutionRecord]) -> None:
+    async def refuse(records: Sequence[ExecutionRecord], results: Mapping[ExecutionId, bytes]) -> None:
         if any(record.id == ids[2] for record in records):
             raise InternalError("It refused a statement.")
-        await save(records)
+        await save(records, results)
 
     monkeypatch.setattr(table, "save", refuse)
     for id_ in ids:
@@ -236,6 +239,137 @@ async def test_output_beyond_the_limit_is_counted_and_not_kept(
     assert execution_log.memory.taken_bytes == 0
 
 
+def cell(execution_log: ExecutionLog, sandbox: Sandbox) -> OpenLogEntry:
+    return execution_log.begin(sandbox, new_process_id(), ExecutionOptions(language="python", code="x"))
+
+
+async def test_results_of_a_cell_are_written_with_its_entry_and_removed_with_it(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, store, clock)
+    entry = cell(execution_log, still)
+    error = CellError("ValueError", "no", ("Traceback", "ValueError: no"))
+    figure = Display({"text/plain": "<Figure>", "image/png": b"\x89PNG"}, main=True, metadata={"image/png": {"width": 3}})
+    for event in (CellStarted(7), figure, error):
+        entry.add(event)
+    entry.end("error")
+    assert await execution_log.writer.flush()
+    record, results = await store.executions.get(ExecutionId(entry.id)), await store.executions.results(ExecutionId(entry.id))
+    assert record is not None
+    assert results is not None
+    assert decode(results) == CellResults((figure,), 0, error)
+    assert (record.execution_count, record.results_bytes, record.error) == (7, len(results), "ValueError: no")
+    assert record.size_bytes > len(results)
+    execution_log.set_files(entry.id, 3)
+    assert await execution_log.writer.flush()
+    assert await store.executions.results(ExecutionId(entry.id)) == results
+    assert await store.executions.get(ExecutionId(entry.id)) == replace(record, files=3)
+    assert execution_log.memory.taken_bytes == 0
+    await store.executions.trim(still.owner, keep=Stored(0, 0))
+    assert await store.executions.results(ExecutionId(entry.id)) is None
+
+
+async def test_results_that_a_cell_updated_or_cleared_are_stored_in_their_last_form(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, store, clock)
+
+    async def stored(*events: Display | Cleared | Output) -> list[str | bytes]:
+        entry = cell(execution_log, still)
+        for event in events:
+            entry.add(event)
+        entry.end("ok")
+        await execution_log.writer.flush()
+        found = await store.executions.results(ExecutionId(entry.id))
+        return [] if found is None else [shown.data["text/plain"] for shown in decode(found).results]
+
+    def shown(text: str, *, update: bool = False) -> Display:
+        return Display({"text/plain": text}, main=False, display_id="a", update=update)
+
+    assert await stored(shown("1"), shown("2", update=True)) == ["2"]
+    assert await stored(shown("1"), Cleared(wait=False)) == []
+    assert await stored(shown("1"), Cleared(wait=True)) == ["1"]
+    assert await stored(shown("1"), Cleared(wait=True), Output(1, 0, b"x")) == []
+    assert execution_log.memory.taken_bytes == 0
+
+
+async def test_results_beyond_the_limits_are_counted_and_leave_the_entry(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, store, clock)
+    entries = [cell(execution_log, still) for _ in range(6)]
+    for entry in entries:
+        for number in range(10):
+            entry.add(Display({"text/plain": f"{number}", "image/png": bytes(MIB)}, main=False))
+        assert execution_log.memory.taken_bytes <= MAX_BYTES // PART
+    for entry in entries:
+        entry.end("ok")
+    assert await execution_log.writer.flush()
+    kept = []
+    for entry in entries:
+        stored = await store.executions.results(ExecutionId(entry.id))
+        assert stored is not None
+        assert len(stored) <= cell_results.MAX_BYTES
+        found = decode(stored)
+        assert len(found.results) + found.omitted == 10
+        kept.append(len(found.results))
+    assert kept == [3, 3, 3, 3, 3, 0], "the memory of one owner has room for 15"
+    assert execution_log.memory.taken_bytes == 0
+
+
+async def test_entry_without_memory_for_its_results_keeps_its_output(
+    store: SqlStore, still: Sandbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandlot.core.records.execution_log.MAX_BYTES", 100_000 * PART)
+    execution_log, _ = journal_of(store.executions, store, clock)
+    entry = cell(execution_log, still)
+    entry.add(Output(1, 0, b"out"))
+    for _ in range(3):
+        entry.add(Display({"text/plain": "x" * 60_000}, main=False))
+    entry.end("ok")
+    assert await execution_log.writer.flush()
+    record, stored = await store.executions.get(ExecutionId(entry.id)), await store.executions.results(ExecutionId(entry.id))
+    assert record is not None
+    assert stored is not None
+    assert (record.stdout, len(decode(stored).results), decode(stored).omitted) == ("out", 1, 2)
+
+
+async def test_pending_entry_without_memory_for_its_results_counts_them(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, store, clock)
+    record = ExecutionRecord(ExecutionId(new_process_id()), still.owner, still.id, "code", clock.now(), "ok")
+    execution_log.memory_of[still.owner].take_anyway(MAX_BYTES // PART - 100_000)
+    execution_log.put(record, CellResults([Display({"a/b": "x" * 200_000}, main=False)], 1))
+    execution_log.memory_of[still.owner].give(MAX_BYTES // PART - 100_000)
+    assert await execution_log.writer.flush()
+    stored = await store.executions.results(record.id)
+    assert stored is not None
+    assert decode(stored) == CellResults(omitted=2)
+
+
+async def test_number_of_files_of_a_pending_entry_keeps_its_results(store: SqlStore, still: Sandbox, clock: ManualClock) -> None:
+    execution_log, _ = journal_of(store.executions, store, clock)
+    entry = cell(execution_log, still)
+    entry.add(Display({"a/b": "x"}, main=False))
+    entry.end("ok")
+    execution_log.set_files(entry.id, 3)
+    assert await execution_log.writer.flush()
+    record, stored = await store.executions.get(ExecutionId(entry.id)), await store.executions.results(ExecutionId(entry.id))
+    assert record is not None
+    assert stored is not None
+    assert (record.files, record.results_bytes, len(decode(stored).results)) == (3, len(stored), 1)
+
+
+async def test_owner_reads_the_results_of_its_cells_only(at: Bench, sandbox: Sandbox) -> None:
+    done = await at.node.code.run(OPERATOR, sandbox.id, CellSpec("6 * 7"))
+    found = await at.node.history.results(OPERATOR, done.outcome.execution)
+    assert found == CellResults(tuple(done.results))
+    with pytest.raises(NotFoundError):
+        await at.node.history.results(SOMEBODY, done.outcome.execution)
+    command = await at.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(argv=("true",)))
+    assert await at.node.history.results(OPERATOR, command.outcome.process) == CellResults()
+
+
+async def test_results_of_a_running_cell_can_be_read(at: Bench, sandbox: Sandbox) -> None:
+    entry = cell(at.service.internals.execution_log, sandbox)
+    entry.add(Display({"text/plain": "so far"}, main=False))
+    assert [shown.data for shown in (await at.node.history.results(OPERATOR, entry.id)).results] == [{"text/plain": "so far"}]
+    entry.end(KILLED)
+
+
 async def test_entry_is_written_within_a_second(at: Bench, sandbox: Sandbox) -> None:
     execution_log, table = at.service.internals.execution_log, at.service.store.executions
     entry = execution_log.begin(sandbox, new_process_id(), argv=("true",))
@@ -266,7 +400,7 @@ async def test_executions_of_other_nodes_are_not_recovered(store: SqlStore, stil
 async def test_hanging_store_does_not_delay_an_execution(at: Bench, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = asyncio.Event()
 
-    async def hang(_records: Sequence[ExecutionRecord]) -> None:
+    async def hang(_records: Sequence[ExecutionRecord], _results: Mapping[ExecutionId, bytes]) -> None:
         await hangs.wait()
 
     monkeypatch.setattr(at.service.store.executions, "save", hang)

@@ -34,3 +34,24 @@ async def test_run_that_ends_in_time_has_not_timed_out(http: httpx.AsyncClient, 
     killed = (await http.post(f"{url}/processes", json={"command": "kill -9 $$"})).json()
     assert (killed["timed_out"], killed["exit_code"], killed["signal"]) == (False, 137, 9)
     assert [run["timed_out"] for run in (await http.get("/v1/executions")).json()["executions"]] == [False, False]
+
+
+async def test_results_and_exception_of_code_are_read_by_the_id_of_the_run(http: httpx.AsyncClient, url: str) -> None:
+    done = (await http.post(f"{url}/code", json={"code": "6 * 7"})).json()
+    failed = (await http.post(f"{url}/code", json={"code": "1 / 0"})).json()
+    command = (await http.post(f"{url}/processes", json={"command": "true"})).json()
+    logged = {run["id"]: run for run in (await http.get("/v1/executions")).json()["executions"]}
+
+    found = (await http.get(f"/v1/executions/{done['id']}/results")).json()
+    assert found == {"id": done["id"], "execution_count": done["execution_count"], "results": done["results"], "results_omitted": 0, "error": None}
+    assert logged[done["id"]]["results_bytes"] > 0
+    assert logged[done["id"]]["execution_count"] == done["execution_count"]
+    assert (await http.get(f"/v1/executions/{failed['id']}/results")).json()["error"] == failed["error"]
+    nothing = (await http.get(f"/v1/executions/{command['id']}/results")).json()
+    assert (nothing["results"], nothing["error"], nothing["execution_count"]) == ([], None, None)
+    assert logged[command["id"]]["results_bytes"] == 0
+
+
+async def test_results_of_an_unknown_run_are_not_found(http: httpx.AsyncClient) -> None:
+    for id_ in ("f" * 32, "x", "..%2f.."):
+        assert (await http.get(f"/v1/executions/{id_}/results")).status_code == 404

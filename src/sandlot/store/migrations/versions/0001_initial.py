@@ -126,6 +126,8 @@ def upgrade(op: Operations) -> None:
         sa.Column("origin", sa.String(32), nullable=False),
         sa.Column("files", sa.Integer),
         sa.Column("mode", sa.String(16), nullable=False),
+        sa.Column("execution_count", sa.BigInteger),
+        sa.Column("results_bytes", sa.BigInteger, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
     )
     op.create_index("executions_by_owner", "executions", ["owner", "created_at", "id", "size_bytes"])
@@ -133,6 +135,11 @@ def upgrade(op: Operations) -> None:
     op.create_index("executions_by_age", "executions", ["created_at", "id"])
     running = sa.text("status = 'running'")
     op.create_index("executions_running", "executions", ["created_at"], sqlite_where=running, postgresql_where=running)
+    op.create_table(
+        "execution_results",
+        sa.Column("execution", sa.String(32), sa.ForeignKey("executions.id", ondelete="CASCADE"), primary_key=True),
+        sa.Column("content", sa.LargeBinary, nullable=False),
+    )
     op.create_table(
         "execution_counts",
         sa.Column("month", sa.String(7), nullable=False),
