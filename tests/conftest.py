@@ -45,8 +45,10 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)  # exec(2) replaces a handler by the default action
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/security")
-FIRST = tuple(f"tests/{name}" for name in ("security", "conformance", "compat", "service", "meta", "unit/guest", "unit/server", "unit/core"))
+SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/network", "tests/security")
+FIRST = tuple(
+    f"tests/{name}" for name in ("security", "conformance", "compat", "network", "service", "meta", "unit/guest", "unit/server", "unit/core")
+)
 """Folders whose modules take longest, longest first."""
 
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}

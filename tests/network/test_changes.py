@@ -83,6 +83,7 @@ def wait_until(read: Callable[[], list[str]], is_enough: Callable[[list[str]], b
     return found
 
 
+@pytest.mark.smoke
 def test_change_closes_connections_that_are_no_longer_allowed(sandbox: Sandbox) -> None:
     client = Client(sandbox)
     start_blocked(sandbox)

@@ -19,6 +19,8 @@ from tests.support.internet import HOST_ADDRESS, HOST_ADDRESS_V6, Internet, Serv
 from tests.support.localservice import LocalService
 from tests.support.network_client import Attempt, Client
 
+pytestmark = pytest.mark.smoke
+
 SHARED, OTHER, WILD, LIMITED = "23.5.0.1", "23.5.0.2", "23.5.0.3", "23.5.0.4"
 """Addresses of servers. Several names lead to the first one, as to a server of many customers."""
 PRIVATE = "10.1.2.3"

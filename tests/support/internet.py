@@ -152,6 +152,7 @@ class Internet:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="internet", daemon=True)
         self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[object] | None] = set()
         self._responder: asyncio.DatagramTransport | None = None
 
     def open(self) -> None:
@@ -185,7 +186,7 @@ class Internet:
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str = address, port: int = port) -> None:
                 connection = Connection(address, port)
                 server.connections.append(connection)
-                with suppress(OSError), closing(writer):
+                with self._kept_task(), suppress(OSError), closing(writer):
                     writer.write(greeting)
                     while piece := await reader.read(65536):
                         connection.data += piece
@@ -208,7 +209,7 @@ class Internet:
         """Forward each connection of a listening socket to another one that a function opens."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with closing(writer):
+            with self._kept_task(), closing(writer):
                 to_reader, to_writer = await asyncio.open_connection(sock=await asyncio.to_thread(connect))
                 with closing(to_writer):
                     await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
@@ -224,6 +225,16 @@ class Internet:
         self._loop.close()
         self.inside.close()
         self.outside.close()
+
+    @contextmanager
+    def _kept_task(self) -> Iterator[None]:
+        """Keep the present task. Nothing else refers to the task of a connection whose client has ended its direction (asyncio.create_task)."""
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
 
     def _run(self, work: Awaitable[_T]) -> _T:
         async def run() -> _T:
