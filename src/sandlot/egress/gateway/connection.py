@@ -42,6 +42,8 @@ from sandlot.model.network_activity import RefusalReason
 
 READ_BYTES: Final = 64 * 1024
 """Maximum number of bytes that are read from a server at once."""
+BUFFER_BYTES: Final = 64 * 1024
+"""Size of each of the kernel's two buffers of a connection with ``small_buffers``. The kernel takes twice the size (socket(7))."""
 FIRST_BYTES_S: Final = 0.05
 """Seconds for which the first bytes of a program may be held back.
 
@@ -101,12 +103,14 @@ class Connection:
         stream: Stream to the guest.
         destination: Destination that the program named.
         access: State of the sandbox.
+        small_buffers: Give the connection to the server buffers of a fixed size. By default, they grow to megabytes with the server's distance.
     """
 
-    def __init__(self, stream: GuestStream, destination: Destination, access: Access) -> None:
+    def __init__(self, stream: GuestStream, destination: Destination, access: Access, *, small_buffers: bool = False) -> None:
         self._stream = stream
         self._destination = destination
         self._access = access
+        self._small_buffers = small_buffers
         self._loop = asyncio.get_running_loop()
         self._addresses: Sequence[Address] = ()
         self._address: Address | None = None
@@ -231,6 +235,9 @@ class Connection:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for level, option, value in _KEEP_ALIVE:
             connected.setsockopt(level, option, value)
+        if self._small_buffers:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         try:
             self._address = ip_address(connected.getpeername()[0])
         except OSError:  # the server has reset the connection already

@@ -37,6 +37,11 @@ MAX_CONNECTIONS: Final = 1024
 """Maximum number of connections of one sandbox."""
 MIN_CONNECTIONS: Final = 16
 """Number of connections that a sandbox may have as long as the total allows. Beyond, it has at most half of those that are left for others."""
+MAX_LARGE_BUFFERS: Final = 32
+"""Number of connections of one sandbox up to which the kernel chooses the size of their buffers.
+
+Buffers that nobody reads grow to megabytes each, and count in a limit of the whole machine (tcp_mem in tcp(7)).
+"""
 MAX_TOTAL_CONNECTIONS: Final = 16 * 1024
 """Maximum number of connections of all sandboxes. Each has a file descriptor of the service."""
 MAX_CONNECTS: Final = 64
@@ -185,7 +190,7 @@ class GatewayNetwork:
             return
         from sandlot.egress.gateway.connection import Connection  # noqa: PLC0415 - parsers of HTTP and TLS, which take 15 ms to import
 
-        connection = Connection(stream, destination, self._access)
+        connection = Connection(stream, destination, self._access, small_buffers=len(self._connections) >= MAX_LARGE_BUFFERS)
         self._connections.add(connection)
         self._gateway.open_connections += 1
         try:

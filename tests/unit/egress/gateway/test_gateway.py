@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -255,6 +256,22 @@ async def test_connections_beyond_the_rate_wait(monkeypatch: pytest.MonkeyPatch)
         await second.send(b"y")
         await second.read_until(b"y")  # the frame that opens the third connection has been read before
         assert (server.connections, waiting.was_reset, world.reasons) == (2, False, [])
+
+
+async def test_connections_beyond_a_number_have_small_buffers_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LARGE_BUFFERS", 1)
+    monkeypatch.setattr(connection, "BUFFER_BYTES", 20_000)
+    async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
+        found: list[connection.Connection] = []
+        for _ in range(2):
+            program = world.connect("allowed.test", server.port)
+            await program.send(b"\0x")
+            await program.read_until(b"\0x")
+            (opened,) = world.network._connections - set(found)  # noqa: SLF001 - the sockets are seen nowhere else
+            found.append(opened)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            large, small = (opened._socket.getsockopt(socket.SOL_SOCKET, option) for opened in found)  # type: ignore[union-attr]  # noqa: SLF001
+            assert large > small == 2 * 20_000
 
 
 async def test_sandbox_leaves_connections_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
