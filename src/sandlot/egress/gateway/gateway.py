@@ -54,6 +54,8 @@ REPORT_S: Final = 1.0
 
 CHECK_S: Final = 0.002
 """Seconds for which open connections are compared with a new policy before other tasks run: 1,024 connections can take half a second."""
+MAX_CUTS: Final = 8
+"""Number of connections that a new policy resets before other tasks run. The end of each takes much longer than its comparison."""
 LOOKUPS_PER_S: Final = 20
 """Lookups of records other than addresses that a sandbox may make in a second, after a burst of ``LOOKUPS_BURST``."""
 LOOKUPS_BURST: Final = 40
@@ -148,12 +150,13 @@ class GatewayNetwork:
     def _check_some(self) -> None:
         """Compare open connections with the policy for ``CHECK_S``, and continue in the next turn of the event loop."""
         self._checks = None
-        until_s = time.monotonic() + CHECK_S
+        until_s, cuts = time.monotonic() + CHECK_S, 0
         while self._unchecked:
             connection = self._unchecked.pop()
             if connection in self._connections and not connection.is_allowed():
                 connection.cut()
-            if self._unchecked and time.monotonic() >= until_s:
+                cuts += 1
+            if self._unchecked and (cuts == MAX_CUTS or time.monotonic() >= until_s):
                 self._checks = asyncio.get_running_loop().call_soon(self._check_some)
                 return
 

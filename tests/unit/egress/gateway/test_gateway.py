@@ -176,8 +176,10 @@ async def test_policy_change_resets_connections_that_it_does_not_allow() -> None
         assert second.connections == 1
 
 
-async def test_many_connections_are_compared_with_a_new_policy_while_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECK_S", 0)
+@pytest.mark.parametrize("limit, value", [("CHECK_S", 0), ("MAX_CUTS", 1)])
+async def test_many_connections_are_compared_with_a_new_policy_while_other_tasks_run(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    monkeypatch.setattr(module, "CHECK_S", 60)
+    monkeypatch.setattr(module, limit, value)
     compared: list[connection.Connection] = []
     is_allowed = connection.Connection.is_allowed
     async with serving(echo) as server, sandbox(allowing(f"allowed.test:{server.port}")) as world:
