@@ -15,6 +15,7 @@ from sandlot.cli import (
     images,
     keys,
     lifecycle,
+    mcp,
     network,
     packages,
     pools,
@@ -96,6 +97,7 @@ app.command("fork")(lifecycle.fork)
 app.command("fork-tree")(lifecycle.fork_tree)
 app.command("promote")(lifecycle.promote)
 app.command("grade")(programs.grade)
+app.add_typer(mcp.mcp, name="mcp")
 app.add_typer(contexts.contexts, name="context")
 app.add_typer(files.fs, name="fs")
 app.add_typer(snapshots.snapshots, name="snapshot")

@@ -6,13 +6,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from sandlot import __version__
 from sandlot.agents.service.limits import AgentLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.runtime import AgentRuntime
 from sandlot.compat.vendor import PrefixRouter
+from sandlot.mcp.http import McpEndpoint, McpService
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
 from sandlot.server.v1 import (
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from sandlot.server.composition import RunningService
 
 ERROR_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT, VENDORS)
+
+MCP_ROUTE = Route("/mcp", McpEndpoint("sandlot.mcp.http_sessions"))
 
 _RESOURCES = (
     service,
@@ -112,6 +115,7 @@ def create_app(
     app.state.node = service.node
     app.state.previews = preview_addresses
     app.state.agents = runtime or AgentRuntime(service.node, Models({}), AgentLimits(), preview_addresses)
+    app.state.mcp = McpService(service.stop, service.settings.mcp_allowed_hosts)
     app.state.json_parser = JsonParser()
     app.add_middleware(
         RequestMiddleware,
@@ -152,6 +156,7 @@ def _served_routes() -> tuple[BaseRoute, ...]:
     routers = [resource.router for resource in (*_FIRST, *(resource for resource in _RESOURCES if resource not in _FIRST))]
     for router in (*routers, *(vendor.root_router for vendor in VENDORS if vendor.root_router is not None)):
         app.router.routes.extend(router.routes)
+    app.router.routes.append(MCP_ROUTE)
     docs_page.install(app, lambda: create_routes().routes)
     return tuple(app.routes)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -153,6 +154,16 @@ def _domain(value: object) -> PreviewAddress:
     return address
 
 
+_HOST_NAME = re.compile(r"[a-z0-9._-]{1,253}")
+
+
+def _host_names(value: object) -> tuple[str, ...]:
+    names = tuple(text.lower() for text in _items(value))
+    if any(_HOST_NAME.fullmatch(name) is None for name in names):
+        raise _NotAllowedError("host names such as sandbox.example.com, separated by commas, without ports")
+    return names
+
+
 def _networks(value: object) -> tuple[AddressRange, ...]:
     try:
         return tuple(ip_network(text) for text in _items(value))
@@ -219,6 +230,8 @@ class Settings:
         max_connections: Largest number of connections, for TCP and for the unix socket each, 8 to 16,384. On TCP, each API key and each address
             without a key has at most a quarter.
         trusted_proxies: Networks of proxies whose ``X-Forwarded-For`` names the address of a client, such as ``127.0.0.1/32``.
+        mcp_allowed_hosts: Host names of the service whose requests and web pages the MCP endpoints accept on a loopback address, besides
+            ``localhost``. A reverse proxy on the same machine needs the public name here.
         buffer_bytes: Memory for the buffered requests, output and responses of all clients, 64 MiB to 1 TiB.
         upload_max_bytes: Largest file of the file store, 1 MiB to 1 TiB. Files of sandboxes are limited by their disk.
         executions_keep_s: Seconds for which entries of the execution log are kept, at least 60.
@@ -280,6 +293,7 @@ class Settings:
     suspend_reserve: Annotated[int, _size(0, 1024 * GIB)] = 256 * MIB
     max_connections: Annotated[int, _whole(8, MAX_CONNECTIONS)] = 1000
     trusted_proxies: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
+    mcp_allowed_hosts: Annotated[tuple[str, ...], PlainValidator(_host_names), NoDecode] = ()
     buffer_bytes: Annotated[int, _size(64 * MIB, 1024 * GIB)] = 256 * MIB
     upload_max_bytes: Annotated[int, _size(MIB, 1024 * GIB)] = 100 * MIB
     executions_keep_s: _Kept = 7 * DAY_S

@@ -63,6 +63,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "pids_reserve": ("10", 10),
     "suspend_reserve": ("1048576", 1048576),
     "max_connections": ("9", 9),
+    "mcp_allowed_hosts": ("Sandbox.example.com,mcp.test", ("sandbox.example.com", "mcp.test")),
     "trusted_proxies": ("127.0.0.1/32,fd00::/8", (ip_network("127.0.0.1/32"), ip_network("fd00::/8"))),
     "buffer_bytes": ("67108864", 67108864),
     "upload_max_bytes": ("2097152", 2097152),

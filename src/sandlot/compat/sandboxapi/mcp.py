@@ -1,12 +1,11 @@
-"""SandboxAPI's tools for models: an MCP server over streamable HTTP without state.
+"""SandboxAPI's tools for models: the tools of the vendor's MCP server, on the transport of :mod:`sandlot.mcp`, without sessions.
 
-Revisions of the Model Context Protocol up to 2025-11-25: one JSON-RPC message in a POST, one JSON response; no server streams (GET is 405) and no MCP
-sessions. Names, arguments and results of the tools for programs are those of the vendor's own MCP server. The two tools that work in a session are
-described in the vendor's guide for agents; the tools that open and close a session are Sandlot's.
+Names, arguments and results of the tools for programs are those of the vendor's own MCP server. The two tools that work in a session are described in
+the vendor's guide for agents; the tools that open and close a session are Sandlot's.
 
 Invariants:
-- A tool that fails returns a result with ``isError`` and a sentence for the model. A malformed message returns an error of JSON-RPC.
-- If a client disconnects, its tool call is cancelled.
+- A tool that fails returns a result with ``isError`` and a sentence for the model.
+- If a client cancels a call or disconnects, the call is cancelled.
 """
 
 from __future__ import annotations
@@ -15,8 +14,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from sandlot import __version__
@@ -33,34 +35,16 @@ from sandlot.compat.sandboxapi.schemas import (
     SessionInstallRequest,
 )
 from sandlot.core.node import Node
+from sandlot.mcp.http_sessions import Sessions, principal_of, request_of
+from sandlot.mcp.server import Context, isolated
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
 from sandlot.model.programs import OneShotParams
+from sandlot.web.dependencies import get_node
 from sandlot.web.errors import validation_error
-from sandlot.web.json_body import JsonParser
 from sandlot.web.models import RequestModel, ResponseModel
 
-VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Supported revisions, newest first."""
-VERSION_HEADER = "mcp-protocol-version"
-
-BAD_JSON, BAD_MESSAGE, NO_METHOD, BAD_PARAMS = -32700, -32600, -32601, -32602
-"""JSON-RPC 2.0, 5.1."""
-
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Response to a message.
-
-    Args:
-        status: HTTP status.
-        body: JSON. Empty: no body.
-    """
-
-    status: int
-    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,59 +62,22 @@ class Tool:
     call: Callable[[Node, Principal, Any], Awaitable[str]]
 
 
-async def respond(node: Node, principal: Principal, content: bytes, version: str | None, parser: JsonParser) -> Reply:
-    """Return the response to one message.
+def create_http_server(_sessions: Sessions) -> Server[Any]:
+    """Return the server of the vendor's endpoint."""
 
-    Args:
-        node: Node that runs the tools.
-        principal: Caller.
-        content: Body of the request.
-        version: Protocol revision of the request's header. None: there is no such header.
-        parser: Parser of large bodies.
+    async def list_tools(_context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_tool_description(name, tool) for name, tool in TOOLS.items()])
 
-    Raises:
-        LimitError: The body has too many values (``too_large``).
-        InvalidRequestError: A large body is nested too deeply.
-    """
-    try:
-        message = await parser.parse(content, lambda found: json.loads(found.decode()))
-    except (ValueError, RecursionError):
-        return _error(None, BAD_JSON, "The request's body is not JSON.", 400)
-    if version is not None and version not in VERSIONS:
-        return _error(None, BAD_MESSAGE, f"Revision {version[:30]!r} of MCP is not supported; use one of {', '.join(VERSIONS)}.", 400)
-    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-        return _error(None, BAD_MESSAGE, "The request's body is not a single message of JSON-RPC 2.0.", 400)
-    id_, method, params = message.get("id"), message.get("method"), message.get("params", {})
-    if "id" not in message or "method" not in message:
-        return Reply(202)  # a notification or a response, which has no response
-    if type(id_) not in {int, str} or not isinstance(method, str) or not isinstance(params, dict):
-        return _error(None, BAD_MESSAGE, "A request needs a method, an id that is a number or text, and params that are an object.", 400)
-    return await _dispatch(node, principal, cast("int | str", id_), method, params)
+    async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tool, request = TOOLS.get(params.name), request_of(context)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"There is no tool {params.name[:50]!r}; there are {', '.join(TOOLS)}.")
+        return await isolated(_call(get_node(request), principal_of(request), tool, params.arguments or {}))
+
+    return Server(translate.VENDOR, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-async def _dispatch(node: Node, principal: Principal, id_: int | str, method: str, params: Json) -> Reply:
-    match method:
-        case "initialize":
-            requested = params.get("protocolVersion")
-            server = {"name": translate.VENDOR, "version": __version__}
-            return _result(
-                id_, {"protocolVersion": requested if requested in VERSIONS else VERSIONS[0], "capabilities": {"tools": {}}, "serverInfo": server}
-            )
-        case "ping":
-            return _result(id_, {})
-        case "tools/list":
-            return _result(id_, {"tools": [_tool_description(name, tool) for name, tool in TOOLS.items()]})
-        case "tools/call":
-            name, arguments = params.get("name"), params.get("arguments") or {}
-            tool = TOOLS.get(name) if isinstance(name, str) else None
-            if tool is None:
-                return _error(id_, BAD_PARAMS, f"There is no tool {str(name)[:50]!r}; there are {', '.join(TOOLS)}.")
-            return _result(id_, await _call(node, principal, tool, arguments))
-        case _:
-            return _error(id_, NO_METHOD, f"There is no method {method[:50]!r}.")
-
-
-async def _call(node: Node, principal: Principal, tool: Tool, arguments: Any) -> Json:  # noqa: ANN401 - JSON
+async def _call(node: Node, principal: Principal, tool: Tool, arguments: Json) -> types.CallToolResult:
     """Return the result of a tool call."""
     try:
         text, failed = await tool.call(node, principal, tool.arguments.model_validate(arguments)), False
@@ -138,19 +85,12 @@ async def _call(node: Node, principal: Principal, tool: Tool, arguments: Any) ->
         text, failed = f"invalid parameters: {validation_error([{**each, 'loc': ('arguments', *each['loc'])} for each in error.errors()])}", True
     except SandlotError as error:
         text, failed = f"execution failed: {error}", True
-    return {"content": [{"type": "text", "text": text}], "isError": failed}
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=failed)
 
 
-def _tool_description(name: str, tool: Tool) -> Json:
-    return {"name": name, "description": tool.description, "inputSchema": {"type": "object", "properties": {}} | tool.arguments.model_json_schema()}
-
-
-def _result(id_: int | str, result: Json) -> Reply:
-    return Reply(200, json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}))
-
-
-def _error(id_: int | str | None, code: int, message: str, status: int = 200) -> Reply:
-    return Reply(status, json.dumps({"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message}}))
+def _tool_description(name: str, tool: Tool) -> types.Tool:
+    schema = {"type": "object", "properties": {}} | tool.arguments.model_json_schema()
+    return types.Tool(name=name, description=tool.description, input_schema=schema)
 
 
 def _json(response: ResponseModel) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from starlette.routing import Route
 
-from sandlot.compat.sandboxapi import mcp, operations, translate
+from sandlot.compat.sandboxapi import operations, translate
 from sandlot.compat.sandboxapi.schemas import (
     CreateSessionRequest,
     ExecuteRequest,
@@ -13,8 +14,9 @@ from sandlot.compat.sandboxapi.schemas import (
     RunCodeRequest,
     SessionListResponse,
 )
-from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal, iter_body
-from sandlot.web.json_body import JsonRoute, get_json_parser
+from sandlot.mcp.http import McpEndpoint
+from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
+from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import json_response
 
 router = APIRouter(route_class=JsonRoute)
@@ -73,11 +75,4 @@ async def close_session(session: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/mcp")
-async def post_mcp_message(request: Request) -> Response:
-    """Respond to one message of an MCP client. A tool call is cancelled if the client disconnects."""
-    content = b"".join([chunk async for chunk in iter_body(request)])
-    version = request.headers.get(mcp.VERSION_HEADER)
-    responding = mcp.respond(get_node(request), get_principal(request), content, version, get_json_parser(request))
-    reply = await cancel_on_disconnect(request, responding)
-    return Response(reply.body, reply.status, media_type="application/json" if reply.body else None)
+router.routes.append(Route("/mcp", McpEndpoint("sandlot.compat.sandboxapi.mcp", has_sessions=False)))

@@ -1,0 +1,125 @@
+"""Sessions of streamable HTTP on the official SDK, and the server of the endpoint ``/mcp`` on the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
+from mcp_types import INTERNAL_ERROR
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from sandlot.mcp.conversations import Conversations
+from sandlot.mcp.hosts.node import NodeHost
+from sandlot.mcp.http import MAX_BODY_BYTES
+from sandlot.mcp.server import Caller, Context, create_server
+from sandlot.model.access import Principal
+
+MAX_SESSIONS: Final = 10_000
+SHARES: Final = 4
+"""A key may have a quarter of the sessions."""
+SESSION_IDLE_S: Final = 30 * 60.0
+
+
+class Sessions:
+    """Sessions of one endpoint.
+
+    Args:
+        create: Function that returns the server of the sessions.
+        has_sessions: Clients of the older revisions get sessions.
+
+    Attributes:
+        conversations: Sandboxes that the sessions keep.
+    """
+
+    def __init__(self, create: Callable[[Sessions], Server[Any]], *, has_sessions: bool = True) -> None:
+        self.conversations = Conversations(MAX_SESSIONS)
+        self._manager = StreamableHTTPSessionManager(
+            create(self),
+            stateless=not has_sessions,
+            json_response=not has_sessions,
+            session_idle_timeout=SESSION_IDLE_S,
+            max_sessions=MAX_SESSIONS,
+            max_request_body_size=MAX_BODY_BYTES,
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Serve sessions until an event is set."""
+        started = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._run(stop, started))
+        await started
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
+        """Answer an authenticated request."""
+        user = AuthenticatedUser(AccessToken(token=principal.owner, client_id=principal.owner, scopes=[]))
+        if not self._has_room(Request(scope), principal.owner):
+            reason = f"The API key has {MAX_SESSIONS // SHARES} open sessions. Close sessions that are not used."
+            await JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": reason}}, 503)(scope, receive, send)
+            return
+        await self._manager.handle_request({**scope, "user": user}, receive, send)
+        if scope["method"] == "DELETE":
+            await self._end(Request(scope))
+
+    def _has_room(self, request: Request, owner: str) -> bool:
+        """Return False if the request would open a session beyond the share of its key."""
+        if request.headers.get(MCP_SESSION_ID_HEADER) is not None or request.headers.get(MCP_PROTOCOL_VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS:
+            return True
+        owners = self._manager._session_owners  # noqa: SLF001 - the SDK counts all sessions together
+        return sum(each["client_id"] == owner for each in owners.values()) < MAX_SESSIONS // SHARES
+
+    async def _run(self, stop: asyncio.Event, started: asyncio.Future[None]) -> None:
+        async with self._manager.run():
+            started.set_result(None)
+            await stop.wait()
+
+    async def _end(self, request: Request) -> None:
+        session = request.headers.get(MCP_SESSION_ID_HEADER, "")
+        conversation = self.conversations.pop(conversation_key(request, session))
+        if conversation is not None:
+            await conversation.end(_host(request))
+
+
+def create_http_server(sessions: Sessions) -> Server[Any]:
+    """Return the server of ``/mcp``, whose callers have the sandboxes of their keys on this node."""
+    return create_server(partial(_caller, sessions.conversations))
+
+
+def request_of(context: Context) -> Request:
+    """Return the HTTP request of a message."""
+    return cast("Request", context.request)
+
+
+def principal_of(request: Request) -> Principal:
+    """Return the principal of a request."""
+    principal: Principal = request.scope["state"]["principal"]
+    return principal
+
+
+def conversation_key(request: Request, session: str) -> str:
+    """Return the key of the conversation of a session, which no other owner can name."""
+    return f"{principal_of(request).owner} {session}"
+
+
+def _caller(conversations: Conversations, context: Context) -> Caller:
+    request = request_of(context)
+    session = request.headers.get(MCP_SESSION_ID_HEADER)
+    is_stateless = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+    conversation = None if session is None or is_stateless else conversations.get(conversation_key(request, session))
+    keys, owner = request.app.state.service.api_keys, principal_of(request).owner
+    return Caller(_host(request), conversation, lambda: keys.working_for(owner))
+
+
+def _host(request: Request) -> NodeHost:
+    state = request.app.state
+    return NodeHost(state.node, principal_of(request), state.previews)

@@ -1,0 +1,298 @@
+"""The endpoint ``/mcp`` of a service in memory, with the SDK's client in both eras."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import httpx
+import pytest
+from mcp import MCPError
+
+from sandlot.mcp import http_sessions, tools
+from sandlot.model.access import OPERATOR
+from tests.support.cases import cases
+from tests.support.mcp_client import ERAS, http_client, text
+from tests.support.until import until
+from tests.unit.mcp.conftest import Endpoint
+from tests.unit.toolset.test_images import png
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> str:
+    mode: str = request.param
+    return mode
+
+
+def authorized(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}", **ACCEPT}
+
+
+async def test_client_lists_all_tools_with_schemas(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        found = {each.name: each for each in (await client.list_tools()).tools}
+        assert found.keys() == tools.ALL.keys()
+        for name, tool in found.items():
+            assert tool.input_schema == tools.ALL[name].input_schema
+            assert tool.output_schema is not None
+            assert tool.annotations is not None
+            assert tool.annotations.read_only_hint is tools.ALL[name].read_only
+        if era == "legacy":  # the client of the newer revision has not asked for the description of the server
+            assert "sandbox" in (client.instructions or "")
+
+
+async def test_code_runs_in_the_named_sandbox(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        first = await client.call_tool("run_code", {"code": "x = 6"})
+        sandbox = first.structured_content["sandbox"]
+        assert sandbox in text(first)
+        second = await client.call_tool("run_code", {"code": "x * 7", "sandbox": sandbox})
+        assert (second.is_error, second.structured_content["results"], second.structured_content["sandbox"]) == (False, ["42"], sandbox)
+
+
+async def test_session_keeps_its_sandbox_and_ends_it(endpoint: Endpoint) -> None:
+    async with http_client(endpoint.url, endpoint.key, "legacy") as client:
+        first, second = await asyncio.gather(*(client.call_tool("run_code", {"code": f"x{n} = {n}"}) for n in range(2)))
+        assert first.structured_content["sandbox"] == second.structured_content["sandbox"]
+        assert (await client.call_tool("run_code", {"code": "x0 + x1"})).structured_content["results"] == ["1"]
+        assert endpoint.at.sandboxes.count == 1
+    await until(lambda: endpoint.at.sandboxes.count == 0)
+
+
+async def test_call_without_session_and_sandbox_gets_a_new_sandbox(endpoint: Endpoint) -> None:
+    async with http_client(endpoint.url, endpoint.key, "2026-07-28") as client:
+        ids = [(await client.call_tool("run_code", {"code": "1"})).structured_content["sandbox"] for _ in range(2)]
+    assert len(set(ids)) == 2
+
+
+async def test_ended_sandbox_of_a_session_is_reported_and_replaced(endpoint: Endpoint) -> None:
+    async with http_client(endpoint.url, endpoint.key, "legacy") as client:
+        sandbox = (await client.call_tool("run_code", {"code": "x = 1"})).structured_content["sandbox"]
+        await endpoint.at.node.sandboxes.kill(OPERATOR, sandbox)
+        gone = await client.call_tool("run_code", {"code": "x"})
+        assert gone.is_error
+        assert "The next call without `sandbox` starts a new sandbox" in text(gone)
+        assert (await client.call_tool("run_code", {"code": "2"})).structured_content["sandbox"] != sandbox
+
+
+async def test_tools_about_sandboxes(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        created = await client.call_tool("create_sandbox", {"name": "mine", "template": "base", "network": "none", "timeout": 100})
+        sandbox = created.structured_content["sandbox"]
+        (listed,) = (await client.call_tool("list_sandboxes")).structured_content["sandboxes"]
+        assert (listed["id"], listed["name"], listed["template"], listed["state"]) == (sandbox, "mine", "base", "running")
+        assert (await client.call_tool("list_ports", {"sandbox": "mine"})).structured_content["ports"] == []
+        refusals = (await client.call_tool("list_network_refusals", {"sandbox": "mine"})).structured_content
+        assert (refusals["mode"], refusals["refusals"]) == ("none", [])
+        assert (await client.call_tool("run_command", {"command": "echo hi", "sandbox": "mine"})).structured_content["stdout"] == "hi\n"
+        for tool in ("snapshot_sandbox", "fork_sandbox"):
+            refused = await client.call_tool(tool, {"sandbox": "mine"})
+            assert refused.is_error  # the driver in memory of this test has no snapshots
+            assert refused.structured_content["error"]["code"] == "unsupported"
+        assert not (await client.call_tool("kill_sandbox", {"sandbox": "mine"})).is_error
+        assert (await client.call_tool("list_sandboxes")).structured_content["sandboxes"] == []
+
+
+@cases(
+    "name, arguments, word",
+    [
+        ("nonsense", {}, "no tool 'nonsense'"),
+        ("run_code", {}, "`code` is missing"),
+        ("run_code", {"code": 7}, "must be a text"),
+        ("run_code", {"code": "1", "sandbox": "sb-none"}, "no sandbox"),
+        ("kill_sandbox", {}, "`sandbox` is missing"),
+        ("create_sandbox", {"template": "nowhere"}, "nowhere"),
+        ("create_sandbox", {"network": "everything"}, "none, packages, internet"),
+        ("fork_sandbox", {"sandbox": "x", "count": 1000}, "at most 10"),
+    ],
+)
+async def test_wrong_call_is_a_result_that_a_model_can_read(endpoint: Endpoint, name: str, arguments: dict[str, Any], word: str) -> None:
+    for era in ERAS:
+        async with http_client(endpoint.url, endpoint.key, era) as client:
+            result = await client.call_tool(name, arguments)
+            assert result.is_error
+            assert word in text(result)
+
+
+async def test_image_is_returned_and_file_is_a_resource(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        sandbox = (await client.call_tool("write_file", {"path": "/workspace/ä b.txt", "content": "text"})).structured_content["sandbox"]
+        backend = endpoint.at.node.files
+        content = png(2, 2)
+
+        async def one() -> Any:  # noqa: ANN401 - an iterator
+            yield content
+
+        await backend.write(OPERATOR, sandbox, "/workspace/a.png", one())
+        shown = await client.call_tool("read_file", {"path": "a.png", "sandbox": sandbox})
+        (image,) = [each for each in shown.content if each.type == "image"]
+        assert (image.mime_type, base64.b64decode(image.data)) == ("image/png", content)
+        (template,) = (await client.list_resource_templates()).resource_templates
+        assert template.uri_template == "sandlot://{sandbox}/files/{+path}"
+        (read,) = (await client.read_resource(f"sandlot://{sandbox}/files/workspace/%C3%A4%20b.txt")).contents
+        assert (read.text, read.mime_type) == ("text", "text/plain")
+        (blob,) = (await client.read_resource(f"sandlot://{sandbox}/files/workspace/a.png")).contents
+        assert (base64.b64decode(blob.blob), blob.mime_type) == (content, "image/png")
+        for uri in (f"sandlot://{sandbox}/files/workspace/none", f"sandlot://{sandbox}/other", "file:///etc/passwd"):
+            with pytest.raises(MCPError):
+                await client.read_resource(uri)
+
+
+async def test_long_output_links_the_resource_that_has_all_of_it(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        result = await client.call_tool("run_code", {"code": "print('x' * 50000)"})
+        (link,) = [each for each in result.content if each.type == "resource_link"]
+        (read,) = (await client.read_resource(str(link.uri))).contents
+        assert read.text == "x" * 50000
+
+
+async def test_progress_has_the_last_line_of_output(endpoint: Endpoint, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandlot.mcp.server.PROGRESS_S", 0.02)
+    seen: list[str] = []
+    done = asyncio.Event()
+
+    async def progress(_progress: float, _total: float | None, message: str | None) -> None:
+        seen.append(message or "")
+        if message == "working":
+            done.set()
+
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        sandbox = (await client.call_tool("create_sandbox", {"template": "base"})).structured_content["sandbox"]
+        command = {"command": "echo begun; echo working; sleep 1000", "sandbox": sandbox}
+        running = asyncio.create_task(client.call_tool("run_command", command, progress_callback=progress))
+        await done.wait()
+        assert seen[0].startswith("running for")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_cancelled_call_stops_its_program_and_frees_the_sandbox(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        sandbox = (await client.call_tool("run_code", {"code": "import time"})).structured_content["sandbox"]
+        code = {"code": "print('begun')\ntime.sleep(1000)", "sandbox": sandbox}
+        running = asyncio.create_task(client.call_tool("run_code", code))
+
+        async def is_busy() -> bool:
+            return (await endpoint.at.node.contexts.get(OPERATOR, sandbox, "default")).state == "busy"
+
+        await until(is_busy)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await client.call_tool("run_code", {"code": "'free'", "sandbox": sandbox})).structured_content["results"] == ["'free'"]
+
+
+async def test_request_without_key_is_refused_with_the_scheme(endpoint: Endpoint) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for headers in (ACCEPT, {**ACCEPT, "Authorization": "Bearer wrong"}):
+            response = await http.post(endpoint.url, json=INITIALIZE, headers=headers)
+            assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+async def test_session_of_another_key_does_not_exist(endpoint: Endpoint) -> None:
+    other = await endpoint.new_key()
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        opened = await http.post(endpoint.url, json=INITIALIZE, headers=authorized(endpoint.key))
+        session = {"Mcp-Session-Id": opened.headers["Mcp-Session-Id"]}
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        assert (await http.post(endpoint.url, json=ping, headers=authorized(endpoint.key) | session)).status_code == 200
+        for method in ("POST", "GET", "DELETE"):
+            refused = await http.request(method, endpoint.url, json=ping, headers=authorized(other) | session)
+            assert refused.status_code == 404
+        assert (await http.post(endpoint.url, json=ping, headers=authorized(endpoint.key) | session)).status_code == 200
+
+
+async def test_sandbox_of_another_key_does_not_exist(endpoint: Endpoint, era: str) -> None:
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        sandbox = (await client.call_tool("run_code", {"code": "1"})).structured_content["sandbox"]
+        async with http_client(endpoint.url, await endpoint.new_key(), era) as other:
+            for name, arguments in (
+                ("run_code", {"code": "1"}),
+                ("read_file", {"path": "/etc/passwd"}),
+                ("kill_sandbox", {}),
+                ("list_ports", {}),
+                ("snapshot_sandbox", {}),
+                ("fork_sandbox", {}),
+                ("list_network_refusals", {}),
+            ):
+                result = await other.call_tool(name, {**arguments, "sandbox": sandbox})
+                assert (result.is_error, result.structured_content["error"]["code"]) == (True, "sandbox_not_found"), name
+            assert (await other.call_tool("list_sandboxes")).structured_content["sandboxes"] == []
+            with pytest.raises(MCPError):
+                await other.read_resource(f"sandlot://{sandbox}/files/etc/passwd")
+
+
+@cases(
+    "headers, status",
+    [
+        ({}, 200),
+        ({"Host": "localhost:9"}, 200),
+        ({"Host": "Sandbox.test"}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "127.0.0.1.evil.example"}, 421),
+        ({"Host": "sandbox.test.evil.example"}, 421),
+        ({"Host": "localhost:9", "Origin": "http://localhost:9"}, 200),
+        ({"Host": "localhost:9", "Origin": "http://localhost:10"}, 403),
+        ({"Origin": "https://sandbox.test"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_requests_of_strange_pages_are_refused(endpoint: Endpoint, headers: dict[str, str], status: int) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        response = await http.post(endpoint.url, json=INITIALIZE, headers=authorized(endpoint.key) | headers)
+    assert response.status_code == status
+
+
+async def test_key_has_a_share_of_the_sessions(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_sessions, "MAX_SESSIONS", 8)
+    other = await endpoint.new_key()
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        statuses = [(await http.post(endpoint.url, json=INITIALIZE, headers=authorized(endpoint.key))).status_code for _ in range(3)]
+        assert statuses == [200, 200, 503]
+        assert (await http.post(endpoint.url, json=INITIALIZE, headers=authorized(other))).status_code == 200
+
+
+async def test_huge_body_is_refused(endpoint: Endpoint) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run_code", "arguments": {"code": "x" * 5_000_000}}}
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        assert (await http.post(endpoint.url, json=call, headers=authorized(endpoint.key))).status_code == 413
+    async with http_client(endpoint.url, endpoint.key, "2026-07-28") as client:
+        result = await client.call_tool("run_code", {"code": "x" * 2_097_152})
+        assert result.is_error
+        assert "at most 1,048,576" in text(result)
+
+
+async def test_revoked_key_ends_its_running_call(endpoint: Endpoint, era: str) -> None:
+    record, key = await endpoint.at.service.api_keys.create("revoked")
+    async with http_client(endpoint.url, endpoint.key, era) as mine:
+        async with http_client(endpoint.url, key, era) as client:
+            sandbox = (await client.call_tool("create_sandbox", {"template": "base"})).structured_content["sandbox"]
+            running = asyncio.create_task(client.call_tool("run_command", {"command": "sleep 1000", "sandbox": sandbox}))
+
+            async def runs() -> bool:
+                return any(each.running for each in await endpoint.at.node.processes.list(OPERATOR, sandbox))
+
+            await until(runs)
+            await endpoint.at.service.api_keys.revoke(record.id)
+
+            async def ended() -> bool:
+                return not any(each.running for each in await endpoint.at.node.processes.list(OPERATOR, sandbox))
+
+            await until(ended)
+            running.cancel()
+            with pytest.raises((asyncio.CancelledError, MCPError)):
+                await running
+        assert (await mine.call_tool("list_sandboxes")).structured_content["sandboxes"] == []
