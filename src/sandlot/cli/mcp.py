@@ -56,7 +56,7 @@ def install(
     The configuration has the API key of SANDLOT_API_KEY, if it is set.
     """
     from sandlot.mcp.clients import FILES, McpClient, claude_command, configuration, merged
-    from sandlot.model.errors import InvalidRequestError
+    from sandlot.sdk import InvalidRequestError
 
     if client not in _CLIENTS:
         raise InvalidRequestError(f"There is no client {client[:32]!r}.", hint=f"Use one of: {', '.join(_CLIENTS)}.")
@@ -96,7 +96,7 @@ def _run_claude(command: tuple[str, ...]) -> None:
     import shutil
     import subprocess
 
-    from sandlot.model.errors import HostError
+    from sandlot.sdk import HostError
 
     if shutil.which(command[0]) is None:
         raise HostError("Claude Code is not installed: there is no program `claude`.", hint="Run the printed command where it is installed.")

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from sandlot.mcp.http_security import refused
@@ -82,8 +82,6 @@ class McpEndpoint:
         sessions = await service.sessions(self)
         if self.has_sessions:
             await sessions.handle(_accepting(scope), receive, send, principal)
-        elif scope["method"] != "POST":
-            await Response(status_code=405, headers={"Allow": "POST"})(scope, receive, send)
         else:
             body = await receive()  # the whole body
             answering = sessions.handle(_accepting(scope), _replayed(body), send, principal)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 ERROR_FORMATS = ErrorFormatSelector(PROBLEM_FORMAT, VENDORS)
 
-MCP_ROUTE = Route("/mcp", McpEndpoint("sandlot.mcp.http_sessions"))
+MCP_ROUTE = Route("/mcp", McpEndpoint("sandlot.mcp.http_sessions"), methods=["GET", "POST", "DELETE"])
 
 _RESOURCES = (
     service,

@@ -26,7 +26,7 @@ from tests.meta.tree import ROOT
 COMMANDS = {
     *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
     *("forward", "url", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
-    *("network info", "network approve"),
+    *("network info", "network approve", "mcp install"),
     *("context ls", "context create", "context rm", "context restart", "context interrupt"),
     *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "fs watch"),
     *("snapshot create", "snapshot ls", "snapshot info", "snapshot rm"),
@@ -143,6 +143,7 @@ OTHER_IMPORTS = {
     "service.py": {"sandlot.server"},
     "keys.py": {"sandlot.server", "sandlot.core.access.api_keys", "sandlot.model.access", "sandlot.model.records"},
     "images.py": {"sandlot.images", "sandlot.server.settings"},
+    "mcp.py": {"sandlot.mcp"},
     "options.py": {"sandlot.images.recipe"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
     "doctor/command.py": {"sandlot.host"},
@@ -279,7 +280,7 @@ WITHOUT_JSON = {
     *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
-    *("demo", "serve", "forward", "url", "export"),
+    *("demo", "serve", "forward", "url", "export", "mcp install"),
 }
 
 

@@ -13,7 +13,7 @@ from mcp import MCPError
 from sandlot.mcp import http_sessions, tools
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
-from tests.support.mcp_client import ERAS, http_client, text
+from tests.support.mcp_client import ERAS, http_client, resource, text
 from tests.support.until import until
 from tests.unit.mcp.conftest import Endpoint
 from tests.unit.toolset.test_images import png
@@ -140,10 +140,8 @@ async def test_image_is_returned_and_file_is_a_resource(endpoint: Endpoint, era:
         assert (image.mime_type, base64.b64decode(image.data)) == ("image/png", content)
         (template,) = (await client.list_resource_templates()).resource_templates
         assert template.uri_template == "sandlot://{sandbox}/files/{+path}"
-        (read,) = (await client.read_resource(f"sandlot://{sandbox}/files/workspace/%C3%A4%20b.txt")).contents
-        assert (read.text, read.mime_type) == ("text", "text/plain")
-        (blob,) = (await client.read_resource(f"sandlot://{sandbox}/files/workspace/a.png")).contents
-        assert (base64.b64decode(blob.blob), blob.mime_type) == (content, "image/png")
+        assert await resource(client, f"sandlot://{sandbox}/files/workspace/%C3%A4%20b.txt") == "text"
+        assert await resource(client, f"sandlot://{sandbox}/files/workspace/a.png") == content
         for uri in (f"sandlot://{sandbox}/files/workspace/none", f"sandlot://{sandbox}/other", "file:///etc/passwd"):
             with pytest.raises(MCPError):
                 await client.read_resource(uri)
@@ -153,8 +151,7 @@ async def test_long_output_links_the_resource_that_has_all_of_it(endpoint: Endpo
     async with http_client(endpoint.url, endpoint.key, era) as client:
         result = await client.call_tool("run_code", {"code": "print('x' * 50000)"})
         (link,) = [each for each in result.content if each.type == "resource_link"]
-        (read,) = (await client.read_resource(str(link.uri))).contents
-        assert read.text == "x" * 50000
+        assert await resource(client, str(link.uri)) == "x" * 50000
 
 
 async def test_progress_has_the_last_line_of_output(endpoint: Endpoint, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +159,8 @@ async def test_progress_has_the_last_line_of_output(endpoint: Endpoint, era: str
     seen: list[str] = []
     done = asyncio.Event()
 
-    async def progress(_progress: float, _total: float | None, message: str | None) -> None:
+    async def watch(progress: float, total: float | None, message: str | None) -> None:
+        del progress, total
         seen.append(message or "")
         if message == "working":
             done.set()
@@ -170,7 +168,7 @@ async def test_progress_has_the_last_line_of_output(endpoint: Endpoint, era: str
     async with http_client(endpoint.url, endpoint.key, era) as client:
         sandbox = (await client.call_tool("create_sandbox", {"template": "base"})).structured_content["sandbox"]
         command = {"command": "echo begun; echo working; sleep 1000", "sandbox": sandbox}
-        running = asyncio.create_task(client.call_tool("run_command", command, progress_callback=progress))
+        running = asyncio.create_task(client.call_tool("run_command", command, progress_callback=watch))
         await done.wait()
         assert seen[0].startswith("running for")
         running.cancel()

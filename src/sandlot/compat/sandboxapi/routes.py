@@ -75,4 +75,4 @@ async def close_session(session: str, request: Request) -> Response:
     return Response(status_code=204)
 
 
-router.routes.append(Route("/mcp", McpEndpoint("sandlot.compat.sandboxapi.mcp", has_sessions=False)))
+router.routes.append(Route("/mcp", McpEndpoint("sandlot.compat.sandboxapi.mcp", has_sessions=False), methods=["POST"]))
