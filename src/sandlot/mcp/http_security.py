@@ -36,8 +36,8 @@ def refused(headers: Iterable[tuple[bytes, bytes]], local_address: str | None, a
         return MISDIRECTED, f"The host {name[:100]!r} is not allowed. The operator adds it with SANDLOT_MCP_ALLOWED_HOSTS."
     if origin is None:
         return None
-    parts = urlsplit(origin) if origin.startswith(("http://", "https://")) else None
-    if parts is not None and parts.hostname is not None and (parts.hostname in allowed_hosts or parts.netloc == host):
+    scheme, _, authority = origin.partition("://")
+    if scheme in {"http", "https"} and authority and (authority == host or _host_name(authority) in allowed_hosts):
         return None
     return FORBIDDEN, f"Pages of the origin {origin[:100]!r} may not send requests."
 
