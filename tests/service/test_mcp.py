@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -152,16 +153,21 @@ async def test_stdio_server_without_key_says_so_to_the_model(service: TcpService
         assert "API key" in text(result)
 
 
-async def test_session_survives_no_service_but_its_sandbox_does(key: str) -> None:
-    del key
-    with tcp_service() as own:
-        secret = own.key("model")
-        async with http_client(f"{own.url}/mcp", secret, "2026-07-28") as client:
-            sandbox = (await client.call_tool("run_code", {"code": "x = 7"})).structured_content["sandbox"]
-            own.end()
-            own.start()
-            assert (await client.call_tool("run_code", {"code": "x", "sandbox": sandbox})).structured_content["results"] == ["7"]
-            await client.call_tool("kill_sandbox", {"sandbox": sandbox})
+@pytest.fixture
+def mortal() -> Iterator[TcpService]:
+    """A service that the test kills."""
+    with tcp_service() as running:
+        yield running
+
+
+async def test_sandbox_outlives_a_killed_service_and_its_sessions(mortal: TcpService) -> None:
+    key = mortal.key("model")
+    async with http_client(f"{mortal.url}/mcp", key, "2026-07-28") as client:
+        sandbox = (await client.call_tool("run_code", {"code": "x = 7"})).structured_content["sandbox"]
+        mortal.end(signal.SIGKILL)
+        mortal.start()
+        assert (await client.call_tool("run_code", {"code": "x", "sandbox": sandbox})).structured_content["results"] == ["7"]
+        await client.call_tool("kill_sandbox", {"sandbox": sandbox})
 
 
 def test_client_of_a_revision_without_key_is_told_the_scheme(service: TcpService) -> None:
