@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_guide_ends_with_problems_and_their_solutions(page: Path) -> None:
     headings = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[-1] == "Solve problems"
     assert len(headings) > 1
+
+
+def test_every_extra_is_in_the_guide_to_the_installation() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    guide = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    first_cells = re.findall(r"^\| (`.+?) \|", guide, re.MULTILINE)
+    assert {name for cell in first_cells for name in re.findall(r"`([a-z-]+)`", cell)} >= extras.keys()
 
 
 def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:

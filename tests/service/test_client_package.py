@@ -100,6 +100,12 @@ def test_command_that_needs_the_service_names_its_extra(run: Run, command: str) 
     assert len(done.stderr.splitlines()) == 2
 
 
+def test_export_without_its_extra_names_it(run: Run, service: LocalService) -> None:
+    done = run("sandlot", "export", "sb-aaaa-aaaaaaaaaaaaaaaa", SANDLOT_URL=f"unix://{service.client.target.socket}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install 'sandlot[notebook]'" in done.stderr
+
+
 def test_repl_without_its_extra_creates_no_sandbox(run: Run, service: LocalService) -> None:
     program = "import pty, sys; sys.exit(pty.spawn(['sandlot', 'repl']) >> 8)"
     path = run("python", "-c", "import os, sys; print(os.path.dirname(sys.executable))").stdout.strip()
