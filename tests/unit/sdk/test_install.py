@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
+import anyio
+import httpx
 import pytest
 
 from sandlot.model.errors import UnavailableError
-from sandlot.sdk import Client, Output, Sandbox, retries
+from sandlot.sdk import AsyncSandbox, Client, Output, Sandbox, retries
 from tests.unit.sdk.scripted import SANDBOX, Reply, Script, events
 
+BASE = f"/v1/sandboxes/{SANDBOX['id']}"
 ENDED = {"id": "p1", "exit_code": 1, "reason": "exited", "signal": None, "duration_s": 0.1}
 FINISHED = {**ENDED, "stdout": "read\n", "stderr": "no such package\n", "files": None, "files_more": False}
 FINISHED |= {"stdout_omitted_bytes": 0, "stderr_omitted_bytes": 0}
@@ -69,3 +73,34 @@ def test_cut_install_is_joined_without_repeated_output(service: Script, first: R
     keys = [seen.headers["idempotency-key"] for seen in service.seen[1:]]
     assert (keys[0], keys[2]) == (keys[1], keys[3])
     assert keys[0] != keys[2]
+
+
+async def test_cancelled_install_is_ended_at_once(service: Script, async_sandbox: AsyncSandbox) -> None:
+    """Without the signal, the service would wait some seconds for the client to come back."""
+    service.say(CUT, Reply(200, {"running": True}))
+    with anyio.CancelScope() as scope:
+
+        async def heard(_: str) -> None:
+            scope.cancel()
+            await anyio.sleep_forever()
+
+        await async_sandbox.install("six", on_stdout=heard)
+    assert scope.cancelled_caught
+    assert (service.seen[-1].path, service.seen[-1].json()) == (f"{BASE}/processes/p1/signal", {"signal": "SIGTERM"})
+
+
+def test_interrupt_before_the_first_event_ends_the_install(service: Script, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = httpx.Client.send
+
+    def interrupted(*args: Any, **options: Any) -> httpx.Response:  # noqa: ANN401 - those of httpx
+        monkeypatch.undo()
+        send(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(httpx.Client, "send", interrupted)
+    service.say(Reply(200, FINISHED), CUT, Reply(200, {"running": True}))
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.install("six")
+    install, again, ended = service.seen
+    assert install.headers["idempotency-key"] == again.headers["idempotency-key"]
+    assert ended.path == f"{BASE}/processes/p1/signal"

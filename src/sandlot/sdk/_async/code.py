@@ -180,7 +180,7 @@ async def run_streamed(
         headers: Headers with the Idempotency-Key.
     """
     tries = 0
-    async with _interrupting(transport, path, body, transcript, headers):
+    async with stopping(transport, path, body, transcript, headers, _interrupter(transport, path)):
         while not transcript.id:
             tries += 1
             try:
@@ -202,19 +202,36 @@ async def run_streamed(
 
 async def run_to_response(transport: AsyncTransport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
     """Run code in the foreground and wait for one response with its outcome. Arguments as for :func:`run_streamed`."""
-    async with _interrupting(transport, path, body, Transcript(), headers):
+    async with stopping(transport, path, body, Transcript(), headers, _interrupter(transport, path)):
         response = await transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
         return structure(Execution, response)
 
 
+def _interrupter(transport: AsyncTransport, path: str) -> backend.Callback[str]:
+    return lambda id_: interrupt(transport, f"{path}/{requests.path_segment(id_)}")
+
+
 @asynccontextmanager
-async def _interrupting(
-    transport: AsyncTransport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]
+async def stopping(
+    transport: AsyncTransport,
+    path: str,
+    body: dict[str, Any],
+    transcript: Transcript,
+    headers: Mapping[str, str],
+    stop: backend.Callback[str],
 ) -> AsyncGenerator[None]:
-    """Interrupt the code if the body is left before the code ends.
+    """Stop a foreground run if the body is left before the run ends. Otherwise, the service would wait some seconds for the client to come back.
 
     KeyboardInterrupt may strike between two steps of httpx, which then leaves the connection open, so the service does not notice that the caller is
     gone. The id of the run may still be unknown at that moment.
+
+    Args:
+        transport: Connections to the service.
+        path: Path of the request that starts the run.
+        body: Body of this request.
+        transcript: Receives the events of the run.
+        headers: Headers with the Idempotency-Key.
+        stop: Stops the run with an id.
     """
     is_left_without_id = False
     try:
@@ -227,14 +244,15 @@ async def _interrupting(
     finally:
         with backend.shielded(), suppress(SandlotError):
             if is_left_without_id:
-                await _interrupt_without_id(transport, path, body, headers)
+                await _stop_without_id(transport, path, body, headers, stop)
             elif transcript.id and not transcript.over():
-                # Without this request, the service would wait some seconds for the client to come back.
-                await interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
+                await backend.call(stop, transcript.id)
 
 
-async def _interrupt_without_id(transport: AsyncTransport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """Repeat the request with the same Idempotency-Key as an event stream, whose first event has the id of the run, and interrupt the run."""
+async def _stop_without_id(
+    transport: AsyncTransport, path: str, body: dict[str, Any], headers: Mapping[str, str], stop: backend.Callback[str]
+) -> None:
+    """Repeat the request with the same Idempotency-Key as an event stream, whose first event has the id of the run, and stop the run."""
     transcript = Transcript()
     async with transport.event_stream("POST", path, body=body, headers=headers) as events:
         async for event in events:
@@ -242,7 +260,7 @@ async def _interrupt_without_id(transport: AsyncTransport, path: str, body: dict
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            await interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
+            await backend.call(stop, transcript.id)
 
 
 async def follow(transport: AsyncTransport, path: str, transcript: Transcript) -> AsyncGenerator[Piece]:

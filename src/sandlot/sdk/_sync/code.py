@@ -179,7 +179,7 @@ def run_streamed(transport: Transport, path: str, body: dict[str, Any], transcri
         headers: Headers with the Idempotency-Key.
     """
     tries = 0
-    with _interrupting(transport, path, body, transcript, headers):
+    with stopping(transport, path, body, transcript, headers, _interrupter(transport, path)):
         while not transcript.id:
             tries += 1
             try:
@@ -201,17 +201,36 @@ def run_streamed(transport: Transport, path: str, body: dict[str, Any], transcri
 
 def run_to_response(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Execution:
     """Run code in the foreground and wait for one response with its outcome. Arguments as for :func:`run_streamed`."""
-    with _interrupting(transport, path, body, Transcript(), headers):
+    with stopping(transport, path, body, Transcript(), headers, _interrupter(transport, path)):
         response = transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
         return structure(Execution, response)
 
 
+def _interrupter(transport: Transport, path: str) -> backend.Callback[str]:
+    return lambda id_: interrupt(transport, f"{path}/{requests.path_segment(id_)}")
+
+
 @contextmanager
-def _interrupting(transport: Transport, path: str, body: dict[str, Any], transcript: Transcript, headers: Mapping[str, str]) -> Generator[None]:
-    """Interrupt the code if the body is left before the code ends.
+def stopping(
+    transport: Transport,
+    path: str,
+    body: dict[str, Any],
+    transcript: Transcript,
+    headers: Mapping[str, str],
+    stop: backend.Callback[str],
+) -> Generator[None]:
+    """Stop a foreground run if the body is left before the run ends. Otherwise, the service would wait some seconds for the client to come back.
 
     KeyboardInterrupt may strike between two steps of httpx, which then leaves the connection open, so the service does not notice that the caller is
     gone. The id of the run may still be unknown at that moment.
+
+    Args:
+        transport: Connections to the service.
+        path: Path of the request that starts the run.
+        body: Body of this request.
+        transcript: Receives the events of the run.
+        headers: Headers with the Idempotency-Key.
+        stop: Stops the run with an id.
     """
     is_left_without_id = False
     try:
@@ -224,14 +243,13 @@ def _interrupting(transport: Transport, path: str, body: dict[str, Any], transcr
     finally:
         with backend.shielded(), suppress(SandlotError):
             if is_left_without_id:
-                _interrupt_without_id(transport, path, body, headers)
+                _stop_without_id(transport, path, body, headers, stop)
             elif transcript.id and not transcript.over():
-                # Without this request, the service would wait some seconds for the client to come back.
-                interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
+                backend.call(stop, transcript.id)
 
 
-def _interrupt_without_id(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
-    """Repeat the request with the same Idempotency-Key as an event stream, whose first event has the id of the run, and interrupt the run."""
+def _stop_without_id(transport: Transport, path: str, body: dict[str, Any], headers: Mapping[str, str], stop: backend.Callback[str]) -> None:
+    """Repeat the request with the same Idempotency-Key as an event stream, whose first event has the id of the run, and stop the run."""
     transcript = Transcript()
     with transport.event_stream("POST", path, body=body, headers=headers) as events:
         for event in events:
@@ -239,7 +257,7 @@ def _interrupt_without_id(transport: Transport, path: str, body: dict[str, Any],
             if transcript.id:
                 break
         if transcript.id and not transcript.over():
-            interrupt(transport, f"{path}/{requests.path_segment(transcript.id)}")
+            backend.call(stop, transcript.id)
 
 
 def follow(transport: Transport, path: str, transcript: Transcript) -> Generator[Piece]:

@@ -21,7 +21,7 @@ from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_INSTALL_TIMEO
 from sandlot.sdk import requests, responses
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.client import Client
-from sandlot.sdk._sync.code import Callbacks, CodeHandle, finished_execution, run_streamed, run_to_response
+from sandlot.sdk._sync.code import Callbacks, CodeHandle, finished_execution, run_streamed, run_to_response, stopping
 from sandlot.sdk._sync.commands import Commands, deliver_output, deliver_remainders, finished_command, stream_cut_error
 from sandlot.sdk._sync.contexts import Contexts
 from sandlot.sdk._sync.files import Files
@@ -766,7 +766,8 @@ class Sandbox:
     ) -> CommandResult:
         """Install packages; code that runs already can import them afterwards.
 
-        A failed installation is a result: see ``exit_code``, and ``stderr`` for the message of the package manager.
+        A failed installation is a result: see ``exit_code``, and ``stderr`` for the message of the package manager. An installation is ended if its
+        caller is cancelled.
 
         Args:
             packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``). For pip also
@@ -786,12 +787,12 @@ class Sandbox:
         """
         names = [packages] if isinstance(packages, str) else [*packages]
         body = {"manager": manager, "packages": names, "timeout": timeout, **requests.omit_none(user=user)}
-        path, headers = f"{self._path}/packages", requests.idempotency_headers()
-        if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
-            response = self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
-            result = structure(CommandResult, response)
-        else:
-            transcript, tries = Transcript(), 0
+        path, headers, transcript, tries = f"{self._path}/packages", requests.idempotency_headers(), Transcript(), 0
+        with stopping(self._transport, path, body, transcript, headers, self._terminate):
+            if on_stdout is None and on_stderr is None and on_output is None and self._transport.can_wait_silently:
+                response = self._transport.request("POST", path, body=body, headers=headers, idempotent=True, read_timeout_s=None)
+                result = structure(CommandResult, response)
+                return result.check() if check else result
             while not transcript.over():
                 tries += 1
                 try:
@@ -807,9 +808,13 @@ class Sandbox:
                     error = caught
                 if not transcript.over():
                     wait_before_resuming(error, tries)
-            deliver_remainders(transcript, on_stdout, on_stderr)
-            result = finished_command(transcript)
+        deliver_remainders(transcript, on_stdout, on_stderr)
+        result = finished_command(transcript)
         return result.check() if check else result
+
+    def _terminate(self, process: str) -> bool:
+        """Let a package manager clean up and end."""
+        return self.commands.kill(process, "SIGTERM")
 
     def attach_volume(self, volume: str, path: str, *, read_only: bool = False) -> None:
         """Mount a volume in the running sandbox; a suspended sandbox is resumed. Repeating the call does nothing.
