@@ -50,7 +50,8 @@ class WithKey:
 @pytest.fixture
 async def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """An endpoint with the fixtures of the suite, in a service in memory."""
-    create_app, wrapped = process.create_app, []
+    create_app: Any = vars(process)["create_app"]
+    wrapped: list[WithKey] = []
 
     def with_fixtures(*args: Any) -> Any:  # noqa: ANN401 - those of create_app
         app = create_app(*args)
@@ -70,7 +71,7 @@ async def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")  # the suite tests what the newer revision drops
 @pytest.mark.parametrize("revision", SCORES)
 async def test_required_scenarios_of_a_revision_pass(suite: Path, url: str, revision: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [NODE / "bin" / "node", suite, "server", "--url", url, "--requirements", revision]
+    command = [str(NODE / "bin" / "node"), str(suite), "server", "--url", url, "--requirements", revision]
 
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env={"PATH": os.environ["PATH"]}, text=True, capture_output=True, check=False, timeout=240)

@@ -143,7 +143,7 @@ def _add_questions(server: MCPServer) -> None:
     @server.tool(description=NOTE)
     async def test_missing_capability(context: Context[Any, Any]) -> str:
         if not context.session.check_client_capability(types.ClientCapabilities(sampling=types.SamplingCapability())):
-            data = {"requiredCapabilities": {"sampling": {}}}
+            data: dict[str, Any] = {"requiredCapabilities": {"sampling": {}}}
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, "The client does not support sampling.", data)
         return "supported"
 
@@ -216,7 +216,7 @@ def _next_round(context: Context[Any, Any], rounds: list[dict[str, Any]], *, has
 
 
 def _is_supported(context: Context[Any, Any], request: Any) -> bool:  # noqa: ANN401 - a request
-    return context.session.check_client_capability(_CAPABILITIES[request.method])
+    return bool(context.session.check_client_capability(_CAPABILITIES[request.method]))
 
 
 def _add_resources(server: MCPServer) -> None:
@@ -236,7 +236,7 @@ def _add_resources(server: MCPServer) -> None:
     def watched() -> str:
         return "Watched."
 
-    @server.completion()
+    @server.completion()  # type: ignore[no-untyped-call,untyped-decorator]
     async def complete(
         _ref: types.PromptReference | types.ResourceTemplateReference, _argument: types.CompletionArgument, _context: types.CompletionContext | None
     ) -> types.Completion:

@@ -16,6 +16,8 @@ MAX_OUTPUT_CHARS: Final = 30_000
 """Default of the largest text of a result, in characters: about 8,000 tokens."""
 MAX_IMAGES: Final = 8
 """Largest number of images in one result."""
+MAX_IMAGES_CHARS: Final = 8 * 1024 * 1024
+"""Largest size of all images in one result, in characters of base64."""
 
 IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
 _TEXT_TYPES: Final = ("text/plain", "text/markdown", "application/json", "text/latex", "image/svg+xml", "text/html")
@@ -168,6 +170,8 @@ def shown_images(results: Iterable[RichResult]) -> tuple[tuple[Image, ...], tupl
             problems.append(f"[an image is not shown: {image}]")
         elif len(images) == MAX_IMAGES:
             problems.append(f"[an image is not shown: only the first {MAX_IMAGES} are]")
+        elif sum(len(each.data) for each in (*images, image)) > MAX_IMAGES_CHARS:
+            problems.append("[an image is not shown: all images together are too large]")
         else:
             images.append(image)
     return tuple(images), tuple(problems)

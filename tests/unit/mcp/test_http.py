@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import subprocess
+import sys
 from typing import Any
 
 import httpx
@@ -37,6 +39,11 @@ def era(request: pytest.FixtureRequest) -> str:
 
 def authorized(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", **ACCEPT}
+
+
+def test_service_imports_the_sdk_of_mcp_only_for_its_first_client() -> None:
+    program = "import sys, sandlot.server.app; sys.exit('mcp' in sys.modules or 'mcp_types' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 async def test_client_lists_all_tools_with_schemas(endpoint: Endpoint, era: str) -> None:

@@ -76,6 +76,12 @@ def test_images_are_shown_up_to_a_number_and_only_if_models_accept_them() -> Non
     assert str(MAX_IMAGES) in problems[2]
 
 
+def test_images_are_shown_up_to_a_total_size() -> None:
+    large = RichResult({"image/png": base64.b64encode(png(2, 2) + bytes(3_000_000)).decode()})
+    images, problems = shown_images([large] * 3)
+    assert (len(images), problems) == (2, ("[an image is not shown: all images together are too large]",))
+
+
 def test_each_fault_class_has_a_sentence_for_the_model() -> None:
     assert output._FAULT_NOTES.keys() == set(Fault)  # noqa: SLF001 - the table
 
