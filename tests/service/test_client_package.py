@@ -92,7 +92,7 @@ def test_every_module_of_the_sdk_can_be_imported(run: Run) -> None:
     assert run("python", "-c", IMPORTS).stderr == ""
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor", "key ls", "image build base", "create"])
+@pytest.mark.parametrize("command", ["serve", "doctor", "key ls", "image build base", "create", "bench"])
 def test_command_that_needs_the_service_names_its_extra(run: Run, command: str) -> None:
     done = run("sandlot", *command.split())
     assert (done.returncode, done.stdout) == (1, "")

@@ -80,6 +80,8 @@ def bench(
 
 async def _measure(options: BenchOptions, chosen: tuple[Step, ...]) -> dict[str, Any]:
     """Measure the rows and return the report."""
+    import uvicorn  # noqa: F401 - the child that serves HTTP for comparison could not say that it is missing
+
     from sandlot.cli.bench import host, plan, pools
     from sandlot.cli.bench.baselines import NativeBaselines
     from sandlot.cli.bench.harness import BenchHarness
