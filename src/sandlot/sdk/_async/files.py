@@ -151,17 +151,23 @@ class AsyncFiles:
         """
         return [await self.write(path, data, user=user, mode=mode) for path, data in files.items()]
 
-    async def list(self, path: str = ".", *, user: str | None = None) -> builtins.list[FileEntry]:
-        """List a directory by name."""
+    async def list(self, path: str = ".", *, limit: int | None = None, user: str | None = None) -> builtins.list[FileEntry]:
+        """List a directory by name.
+
+        Args:
+            path: Path of the directory.
+            limit: Maximum number of entries. Default: all.
+            user: User whose permissions apply, by name or uid; default: ``user``.
+        """
         found: builtins.list[FileEntry] = []
         more = True
-        while more:
+        while more and (limit is None or len(found) < limit):
             response = await self._transport.request("GET", self._path, params=requests.omit_none(path=path, user=user, offset=len(found) or None))
             page = structure_list(FileEntry, response, "entries")
             more = bool(response.get("more", False))
             responses.check_page(found, page, more=more)
             found += page
-        return found
+        return found[:limit]
 
     async def stat(self, path: str, *, user: str | None = None) -> FileEntry:
         """Get type, size, mode, owner and time of a file, directory or link.

@@ -50,7 +50,7 @@ class SdkBackend:
 
     async def list_files(self, path: str) -> FileList:
         """List a directory."""
-        found = await self._sandbox.files.list(path)
+        found = await self._sandbox.files.list(path, limit=MAX_FILES + 1)
         return FileList([FileInfo(each.name, each.kind, each.size_bytes, each.target) for each in found[:MAX_FILES]], more=len(found) > MAX_FILES)
 
     async def get_url(self, port: int) -> str:
