@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandlot import SandlotError
-from sandlot.sdk import Client
+from sandlot.sdk import Client, Sandbox
 from tests.unit.sdk.scripted import Reply, Script, problem
 
 
@@ -45,3 +45,13 @@ def test_only_passed_fields_are_sent(client: Client, service: Script) -> None:
 def test_empty_response_of_a_delete_is_no_error(client: Client, service: Script) -> None:
     service.say(Reply(204, None))
     client.pools.delete("base")
+
+
+def test_link_itself_is_described_only_on_request(sandbox: Sandbox, service: Script) -> None:
+    link = {"name": "l", "path": "/l", "kind": "symlink", "target": "/t"}
+    service.say(*(Reply(200, answer) for answer in (link, link, {"exists": True}, {"exists": True})))
+    sandbox.files.stat("/l")
+    assert sandbox.files.stat("/l", follow=False).target == "/t"
+    sandbox.files.exists("/l")
+    sandbox.files.exists("/l", follow=False)
+    assert ["follow=false" in seen.query for seen in service.seen] == [False, True, False, True]

@@ -169,13 +169,19 @@ class AsyncFiles:
             found += page
         return found[:limit]
 
-    async def stat(self, path: str, *, user: str | None = None) -> FileEntry:
+    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileEntry:
         """Get type, size, mode, owner and time of a file, directory or link.
+
+        Args:
+            path: Path of the entry.
+            follow: Describe the target of a symbolic link at the end of the path; False describes the link.
+            user: User whose permissions apply, by name or uid; default: ``user``.
 
         Raises:
             NotFoundError: ``path_not_found``.
         """
-        return structure(FileEntry, await self._transport.request("GET", f"{self._path}/stat", params=requests.omit_none(path=path, user=user)))
+        params = requests.omit_none(path=path, follow=None if follow else "false", user=user)
+        return structure(FileEntry, await self._transport.request("GET", f"{self._path}/stat", params=params))
 
     async def realpath(self, path: str, *, user: str | None = None) -> str:
         """Return the path of a file or directory without symbolic links, ``.`` and ``..``.
@@ -187,9 +193,16 @@ class AsyncFiles:
         params = requests.omit_none(path=path, user=user)
         return structure(FileEntry, await self._transport.request("GET", f"{self._path}/realpath", params=params)).path
 
-    async def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Return True if the path exists."""
-        response = await self._transport.request("GET", f"{self._path}/exists", params=requests.omit_none(path=path, user=user))
+    async def exists(self, path: str, *, follow: bool = True, user: str | None = None) -> bool:
+        """Return True if the path exists.
+
+        Args:
+            path: Path.
+            follow: Look for the target of a symbolic link at the end of the path; False looks for the link.
+            user: User whose permissions apply, by name or uid; default: ``user``.
+        """
+        params = requests.omit_none(path=path, follow=None if follow else "false", user=user)
+        response = await self._transport.request("GET", f"{self._path}/exists", params=params)
         return bool(response["exists"])
 
     @backend.awaitable_context
