@@ -24,8 +24,10 @@ OUTPUT = {
 
 
 def script(conversation: Conversation) -> Step:
-    """Answer as the model of the tutorial on agents: correct the code after its first error."""
+    """Answer as the models of the pages: add numbers, and in the tutorial on agents correct the code after its first error."""
     results = [result.text for result in conversation.results]
+    if "run_code" in conversation.tools:
+        return Say(f"The sum is {results[-1].strip()}.") if results else Call("run_code", {"code": "print(sum(range(101)))"})
     match len(results):
         case 0:
             return Call("run_python", {"code": "limit = 10 ** 6\nprint(primes(limit))"})
@@ -38,7 +40,7 @@ def script(conversation: Conversation) -> Step:
 
 @pytest.fixture(scope="module")
 def model_env() -> Iterator[Mapping[str, str]]:
-    """Variables of an endpoint for the tutorial on agents. Its model is the only part that is not real."""
+    """Variables of an endpoint for the pages on agents. Its model is the only part that is not real."""
     with scripted_model(script) as endpoint:
         yield endpoint.env
 

@@ -42,7 +42,7 @@ class MessagesTools(conversation.SandboxTools):
     @property
     def definitions(self) -> list[ToolParam]:
         """Value of ``tools``."""
-        return cast("list[ToolParam]", messages.definitions(self._tools.tools))
+        return cast("list[ToolParam]", messages.definitions(self.tools))
 
     def results(self, message: Message) -> list[ToolResultBlockParam]:
         """Run the tool calls of a message; see :meth:`AsyncMessagesTools.results`."""

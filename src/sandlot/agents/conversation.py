@@ -41,18 +41,20 @@ class ConversationSandbox:
     """One sandbox for a conversation.
 
     Args:
-        sandbox: Sandbox to use. None: create one.
-        options: Arguments of ``AsyncSandbox.create``.
+        sandbox: Sandbox to use. None: create one, or connect to ``attach``.
+        attach: Id of a sandbox to connect to.
+        options: Arguments of ``AsyncSandbox.create``; of these, ``client``, ``url`` and ``api_key`` also apply to ``attach``.
     """
 
-    def __init__(self, sandbox: AsyncSandbox | None = None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, sandbox: AsyncSandbox | None = None, *, attach: str | None = None, options: Mapping[str, Any] | None = None) -> None:
         if sandbox is not None and options:
             raise InvalidRequestError("Options for a new sandbox cannot be combined with `sandbox`.", hint=f"Leave out {', '.join(options)}.")
         self._options = {"timeout": TIMEOUT_S, **(options or {})}
         self._sandbox = sandbox
         self._lock = anyio.Lock()
         self._is_closed = False
-        self.is_own = sandbox is None
+        self._attach = attach
+        self.is_own = sandbox is None and attach is None
         """True if the sandbox is created here."""
 
     @property
@@ -67,6 +69,10 @@ class ConversationSandbox:
                 return self._sandbox
             if self._is_closed:
                 raise ConflictError("The conversation has ended, and its sandbox with it.", hint="Start another conversation.")
+            if self._attach is not None:
+                connection = {name: self._options[name] for name in ("client", "url", "api_key") if name in self._options}
+                self._sandbox = attached = await AsyncSandbox.connect(self._attach, **connection)
+                return attached
             with anyio.CancelScope(shield=True):  # a sandbox whose creation was cancelled would live until its timeout
                 self._sandbox = created = await AsyncSandbox.create(**self._options)
             return created
@@ -120,7 +126,7 @@ class AsyncSandboxTools:
     ) -> None:
         self.toolset = Toolset(_chosen(tools), images=images, max_output_chars=max_output_chars)
         """The tools and the form of their results."""
-        self._conversation = ConversationSandbox(sandbox, options)
+        self._conversation = ConversationSandbox(sandbox, options=options)
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,11 +226,17 @@ class SandboxTools:
     def close(self) -> None:
         """End the sandbox, unless it was passed in."""
         if self._portal is not None:
+            portal, self._portal = self._portal, None
             try:
-                self._portal.call(self._aclose)
+                portal.call(self._aclose)
             finally:
-                self._portal = None
+                portal.call(portal.stop, True)  # cancels what an interrupted call has left
                 self._resources.close()
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tools that are offered."""
+        return self._tools.tools
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -255,7 +267,12 @@ class SandboxTools:
         """Run a coroutine function with the tools in the event loop, and return its result."""
         if self._portal is None:
             self._portal = self._resources.enter_context(start_blocking_portal())
-        return self._portal.call(function, self._tools)
+        future = self._portal.start_task_soon(function, self._tools)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the program was interrupted while it waited
+            raise
 
 
 async def run_parallel(functions: Sequence[Callable[[], Awaitable[None]]]) -> None:

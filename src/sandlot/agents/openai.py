@@ -50,7 +50,7 @@ class ChatTools(conversation.SandboxTools):
     @property
     def definitions(self) -> list[ChatCompletionFunctionToolParam]:
         """Value of ``tools``."""
-        return cast("list[ChatCompletionFunctionToolParam]", chat.definitions(self._tools.tools))
+        return cast("list[ChatCompletionFunctionToolParam]", chat.definitions(self.tools))
 
     def results(self, completion: ChatCompletion) -> list[ChatCompletionToolMessageParam]:
         """Run the tool calls of a completion; see :meth:`AsyncChatTools.results`."""
@@ -86,7 +86,7 @@ class ResponsesTools(conversation.SandboxTools):
     @property
     def definitions(self) -> list[FunctionToolParam]:
         """Value of ``tools``."""
-        return cast("list[FunctionToolParam]", responses.definitions(self._tools.tools))
+        return cast("list[FunctionToolParam]", responses.definitions(self.tools))
 
     def results(self, response: Response) -> list[FunctionCallOutput]:
         """Run the tool calls of a response; see :meth:`AsyncResponsesTools.results`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import anyio
 import anyio.to_thread
 import pytest
@@ -118,6 +121,25 @@ async def test_synchronous_tools_use_the_sandbox_of_the_caller(url: str) -> None
             return text
 
     assert await anyio.to_thread.run_sync(work) == "hi"
+
+
+def test_interrupt_cancels_what_synchronous_tools_do() -> None:
+    ended = []
+
+    async def work(_: AsyncSandboxTools) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), SandboxTools() as tools:
+            tools.drive(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended == [True]
 
 
 async def test_first_error_of_parallel_functions_is_raised_and_cancels_the_others() -> None:

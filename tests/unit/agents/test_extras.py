@@ -10,7 +10,15 @@ import pytest
 
 from sandlot.agents.extras import extra
 
-ADAPTERS = {"anthropic": "anthropic", "openai": "openai"}
+ADAPTERS = {
+    "anthropic": "anthropic",
+    "inspect": "inspect_ai",
+    "langchain": "langchain_core",
+    "openai": "openai",
+    "openai_agents": "agents",
+    "pydantic_ai": "pydantic_ai",
+    "smolagents": "smolagents",
+}
 """Adapter -> package that it imports."""
 
 
