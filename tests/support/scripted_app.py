@@ -88,6 +88,8 @@ async def serve_scripted(
     """
     service = scripted_service(node.services, replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
+    node.script("agents.running", [])  # at the start: no run was left
+    node.script("agents.close", None)  # at the end
     async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service
 
