@@ -15,7 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types import INTERNAL_ERROR
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -24,12 +24,41 @@ from sandlot.mcp.hosts.node import NodeHost
 from sandlot.mcp.http import MAX_BODY_BYTES
 from sandlot.mcp.server import Caller, Context, create_server
 from sandlot.model.access import Principal
+from sandlot.model.buffer_budget import BufferBudget
 
 MAX_SESSIONS: Final = 2000
 """A session takes 44 KB of memory (measured)."""
 SHARES: Final = 4
 """A key may have a quarter of the sessions."""
 SESSION_IDLE_S: Final = 30 * 60.0
+
+_MEMORY: Final = "mcp_memory"
+"""Key in the state of a request: its :class:`ResponseMemory`."""
+
+
+class ResponseMemory:
+    """Memory of the results of one request, which is taken from the share of its key until the request has been answered."""
+
+    def __init__(self, budget: BufferBudget) -> None:
+        self._budget = budget
+        self._taken_bytes = 0
+        self._is_over = False
+
+    def take(self, size_bytes: int) -> None:
+        """Take memory. Nothing is taken for a request whose client is gone, because its results are dropped.
+
+        Raises:
+            UnavailableError: The share is used up (``busy``).
+        """
+        if not self._is_over:
+            self._budget.take(size_bytes)
+            self._taken_bytes += size_bytes
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._is_over = True
+        self._budget.give(self._taken_bytes)
+        self._taken_bytes = 0
 
 
 class Sessions:
@@ -68,7 +97,11 @@ class Sessions:
             reason = f"The API key has {MAX_SESSIONS // SHARES} open sessions. Close sessions that are not used."
             await JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": reason}}, 503)(scope, receive, send)
             return
-        await self._manager.handle_request({**scope, "user": user}, receive, send)
+        memory = scope["state"][_MEMORY] = ResponseMemory(HTTPConnection(scope).app.state.node.buffers.of(principal.owner))
+        try:
+            await self._manager.handle_request({**scope, "user": user}, receive, send)
+        finally:
+            memory.close()
         if scope["method"] == "DELETE":
             await self._end(Request(scope))
 
@@ -118,7 +151,8 @@ def _caller(conversations: Conversations, context: Context) -> Caller:
     is_stateless = context.protocol_version in MODERN_PROTOCOL_VERSIONS
     conversation = None if session is None or is_stateless else conversations.get(conversation_key(request, session))
     keys, owner = request.app.state.service.api_keys, principal_of(request).owner
-    return Caller(_host(request), conversation, lambda: keys.working_for(owner))
+    memory: ResponseMemory = request.scope["state"][_MEMORY]
+    return Caller(_host(request), conversation, lambda: keys.working_for(owner), memory.take)
 
 
 def _host(request: Request) -> NodeHost:

@@ -33,6 +33,8 @@ NAME: Final = "sandlot"
 PROGRESS_S: Final = 1.0
 """Interval at which the progress of a call is reported."""
 CLEANUP_S: Final = 30.0
+COPIES: Final = 3
+"""Copies of a result that exist while its response is built: the result, the message, and its JSON."""
 MAX_LINE_CHARS: Final = 200
 RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the revisions up to 2025-11-25 for a resource that does not exist."""
@@ -50,11 +52,13 @@ class Caller:
         host: Sandboxes of the caller.
         conversation: Conversation of the session; None if the request has no session.
         working: Returns a context for the work of the call. It raises an error in the task of the call when the caller loses the permission.
+        take_memory: Takes memory in bytes for a result until it has been sent. It raises an error if the caller has taken too much.
     """
 
     host: SandboxHost
     conversation: Conversation | None
     working: Callable[[], AbstractContextManager[None]] = nullcontext
+    take_memory: Callable[[int], None] = lambda _: None
 
 
 def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
@@ -77,7 +81,7 @@ def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
         return types.ListResourceTemplatesResult(resource_templates=[_TEMPLATE])
 
     async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        return await _read_resource(caller_of(context).host, str(params.uri))
+        return await _read_resource(caller_of(context), str(params.uri))
 
     return Server(
         NAME,
@@ -99,8 +103,10 @@ async def _call_tool(context: Context, params: types.CallToolRequestParams, call
     async def work() -> ToolResult:
         try:
             with caller.working():
-                return await progress.reported(run_call(call, caller.host, caller.conversation))
-        except SandlotError as error:  # the permission of the caller ended
+                result = await progress.reported(run_call(call, caller.host, caller.conversation))
+                caller.take_memory(COPIES * result.size_chars)
+                return result
+        except SandlotError as error:  # the permission of the caller ended, or there is no memory for the result
             return error_result(error)
 
     return call_result(await isolated(work()))
@@ -135,12 +141,13 @@ def call_result(result: ToolResult) -> types.CallToolResult:
     return types.CallToolResult(content=content, structured_content=dict(result.structured), is_error=result.is_error)
 
 
-async def _read_resource(host: SandboxHost, uri: str) -> types.ReadResourceResult:
+async def _read_resource(caller: Caller, uri: str) -> types.ReadResourceResult:
     file = resources.parse_uri(uri)
     if file is None:
         raise MCPError(RESOURCE_NOT_FOUND, f"There is no resource {uri[:200]!r}. Resources have the form {resources.TEMPLATE}.", {"uri": uri[:1000]})
     try:
-        content = await isolated(resources.read(host, file))
+        content = await isolated(resources.read(caller.host, file))
+        caller.take_memory(COPIES * len(content))
     except SandlotError as error:
         raise MCPError(RESOURCE_NOT_FOUND, str(error), {"uri": uri[:1000], "code": str(error.code), "fault": str(error.fault)}) from None
     kind = resources.media_type(file.path)

@@ -93,6 +93,11 @@ class ToolResult:
         return "\n".join(each.text for each in self.content if isinstance(each, Text))
 
     @property
+    def size_chars(self) -> int:
+        """Size of the content, in characters of text and of base64."""
+        return sum(len(each.text if isinstance(each, Text) else each.data) for each in self.content)
+
+    @property
     def images(self) -> tuple[Image, ...]:
         """All images of the result."""
         return tuple(each for each in self.content if isinstance(each, Image))

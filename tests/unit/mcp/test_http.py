@@ -280,6 +280,22 @@ async def test_huge_body_is_refused(endpoint: Endpoint) -> None:
         assert "at most 1,048,576" in text(result)
 
 
+async def test_results_take_memory_of_the_key_until_they_are_sent(endpoint: Endpoint, era: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = await endpoint.at.service.api_keys.list()
+    budget = endpoint.at.node.buffers.of(keys[0].id)
+    async with http_client(endpoint.url, endpoint.key, era) as client:
+        sandbox = (await client.call_tool("create_sandbox", {"template": "base"})).structured_content["sandbox"]
+        call = {"code": "print('x' * 20000)", "sandbox": sandbox}
+        assert not (await client.call_tool("run_code", call)).is_error
+        await until(lambda: budget.taken_bytes == 0)
+        with monkeypatch.context() as patched:
+            patched.setattr("sandlot.mcp.server.COPIES", 1_000_000)
+            refused = await client.call_tool("run_code", call)
+        assert (refused.is_error, refused.structured_content["error"]["code"]) == (True, "busy")
+        await until(lambda: budget.taken_bytes == 0)
+        assert not (await client.call_tool("run_code", call)).is_error
+
+
 async def test_revoked_key_ends_its_running_call(endpoint: Endpoint, era: str) -> None:
     record, key = await endpoint.at.service.api_keys.create("revoked")
     async with http_client(endpoint.url, endpoint.key, era) as mine:
