@@ -7,6 +7,7 @@ of the distribution makes the name known.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Final, Literal, overload
 
 from sandlot.agents.extras import extra
@@ -68,7 +69,9 @@ class SandlotSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
         metadata: dict[str, str],  # noqa: ARG003 - of the interface
     ) -> dict[str, SandboxEnvironment]:
         """Create the sandbox of a sample."""
-        options = {"template": config} if isinstance(config, str) else config.model_dump(exclude_none=True) if config is not None else {}
+        if isinstance(config, str):
+            config = SandlotConfig(template=PurePath(config).name)  # inspect_ai has made a path of the name, as of a configuration file
+        options = {} if config is None else config.model_dump(exclude_none=True)
         words = {**METADATA, "task": task_name[:128]}
         sandbox = await AsyncSandbox.create(**{"timeout": TIMEOUT_S, "metadata": words, **options})
         return {"default": cls(sandbox)}
