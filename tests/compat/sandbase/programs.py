@@ -49,14 +49,39 @@ import requests
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
+# Create an agent with sandbox access
 agent = requests.post(f"{BASE}/default/v1/agents", headers=HEADERS, json={
     "name": "Data Analyst",
     "model": {"name": "claude-sonnet-4"},
+    "system": \"\"\"You are a data analyst. When users ask questions about data,
+write Python code to analyze it and execute it in your sandbox.
+Always show your work and explain the results.\"\"\",
     "tools": [{"type": "mcp", "server": "code-exec"}]
-})
-print(agent.status_code, agent.json()["message"])
+}).json()
+
+# Create a session with a sandbox environment
+session = requests.post(f"{BASE}/default/v1/sessions", headers=HEADERS, json={
+    "agent_id": agent["id"],
+    "environment": {
+        "template_id": "code_interpreter",
+        "timeout": 600
+    }
+}).json()
+
+# Now the agent can execute code in its sandbox
+response = requests.post(
+    f"{BASE}/default/v1/sessions/{session['id']}/events",
+    headers=HEADERS,
+    json={
+        "type": "message",
+        "role": "user",
+        "content": "Analyze the sales data in /workspace/sales.csv and create a chart"
+    }
+).json()
+import json
+print(json.dumps({"session": session["id"], "response": response}))
 """
-"""How the second program begins; an agent runs a model, which is not served here."""
+"""The second program, and what it has got. An agent needs a model, which the operator of the service configures."""
 
 CONNECT = """
 from e2b import Sandbox

@@ -77,11 +77,6 @@ def test_quick_start(base: str, key: str, tmp_path: Path) -> None:
     assert any(line.split() == ["max", "4.000000"] for line in printed), printed
 
 
-def test_agents_are_refused_with_a_hint(base: str, key: str, tmp_path: Path) -> None:
-    (printed,) = program(programs.AGENTS, base, key, tmp_path)
-    assert printed.startswith("501 Sandlot does not have POST /sandbase/default/v1/agents.")
-
-
 def test_sandbox_is_inspected_listed_and_prolonged(api: Api, box: str) -> None:
     told = api("GET", box).json()
     assert (told["templateID"], told["status"], told["metadata"]) == ("code_interpreter", "running", {"for": "tests"})

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sandlot.compat.common import find_live_sandbox, find_sandbox, find_sandboxes
 from sandlot.compat.e2b_conventions import e2b_json_response
-from sandlot.compat.sandbase import e2b_client, operations, runtime, translate, webhook_payload
+from sandlot.compat.sandbase import agents, e2b_client, operations, runtime, translate, webhook_payload
 from sandlot.compat.sandbase.schemas import (
     CreateSandboxRequest,
     CreateWebhookRequest,
@@ -32,6 +32,7 @@ MAX_ENDED = 1000
 router = APIRouter(route_class=JsonRoute)
 router.routes.extend(e2b_client.router.routes)
 router.routes.extend(runtime.router.routes)
+router.routes.extend(agents.router.routes)
 
 
 # -- sandboxes and templates ----------------------------------------------------------------------------------------
@@ -196,19 +197,9 @@ async def delete_webhook(webhook: str, request: Request) -> Response:
 
 # -- calls that are not supported -----------------------------------------------------------------------------------
 
-_AGENTS = "Run the agent on your side, with tools that call /sandboxes/{id}/processes and /files."
 _MODELS = "Call the service of the model; Sandlot runs code and serves no models."
 _TEMPLATES = "Install packages in a sandbox of an existing template; GET /templates lists the templates."
 _E2B = "Use E2B's client with the base URL /e2b, which has the same sandboxes."
-for _path in (
-    "/default/v1/agents",
-    "/default/v1/sessions",
-    "/default/v1/sessions/{session}/events",
-    "/v1/agents",
-    "/v1/sessions",
-    "/v1/environments",
-):
-    not_supported(router, "POST", _path, _AGENTS)
 for _path in ("/v1/chat/completions", "/v1/messages", "/v1/embeddings"):
     not_supported(router, "POST", _path, _MODELS)
 not_supported(router, "GET", "/v1/models", _MODELS)
