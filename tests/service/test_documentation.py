@@ -17,7 +17,7 @@ PAGES = [
 ]
 """All pages with programs. Those about a vendor install its packages."""
 OUTPUT = {
-    "README.md": r"6\n\nLinux .*\n45\n\n\['0\\n', '45\\n', '90\\n'\]\n45\n\nhello from inside\n.*",
+    "README.md": r"6\n\nLinux .*\n45\n\n\['0\\n', '45\\n', '90\\n'\]\n45\n\nThe sum is 5050.\nhello from inside\n.*",
     "docs/tutorial/agent-loop.md": r"There are 78498\.\n",
 }
 """Output of pages that blocks of text cannot show, as a regular expression."""

@@ -129,8 +129,9 @@ class Page:
 
 
 def pages() -> Iterator[Page]:
-    """Yield the README, the tutorials and the guides, except the guides for authors of drivers and stores, whose modules pass the suites instead."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    """Yield the README, the examples, the tutorials and the guides, except the guides for authors of drivers and stores, whose modules pass the suites instead."""
+    folders = (ROOT / "examples", ROOT / "docs" / "tutorial", ROOT / "docs" / "how-to")
+    paths = [ROOT / "README.md", *(path for folder in folders for path in sorted(folder.glob("*.md")))]
     for page in map(Page, paths):
         if not page.path.name.startswith("write-a-") and any(block.runs for block in page.blocks()):
             yield page
