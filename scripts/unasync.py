@@ -29,6 +29,8 @@ BY_HAND = frozenset(root / name for root in (SOURCE, TARGET) for name in ("__ini
 
 NAMES: Mapping[str, str] = {
     "AbstractAsyncContextManager": "AbstractContextManager",
+    "AsyncAgentSessions": "AgentSessions",
+    "AsyncAgents": "Agents",
     "AsyncClient": "Client",
     "AsyncCodeHandle": "CodeHandle",
     "AsyncCommandHandle": "CommandHandle",

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: F405 - for type checkers of the star import above, for Python of `__getattr__`
+    "AgentEventInfo",
+    "AgentInfo",
+    "AgentSessionInfo",
+    "AgentSessions",
+    "AgentUsage",
+    "Agents",
+    "AsyncAgentSessions",
+    "AsyncAgents",
     "AsyncClient",
     "AsyncCodeHandle",
     "AsyncCommandHandle",

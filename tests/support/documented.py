@@ -129,7 +129,7 @@ class Page:
 
 
 def pages() -> Iterator[Page]:
-    """Yield the README, the examples, the tutorials and the guides, except the guides for authors of drivers and stores, whose modules pass the suites instead."""
+    """Yield the README, the examples, the tutorials and the guides, but not those for authors of drivers and stores, whose modules pass suites."""
     folders = (ROOT / "examples", ROOT / "docs" / "tutorial", ROOT / "docs" / "how-to")
     paths = [ROOT / "README.md", *(path for folder in folders for path in sorted(folder.glob("*.md")))]
     for page in map(Page, paths):

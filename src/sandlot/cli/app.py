@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sandlot.cli import (
+    agents,
     contexts,
     events,
     executions,
@@ -107,6 +108,7 @@ app.add_typer(executions.executions, name="execution")
 app.command("export")(executions.export)
 app.command("events")(events.events)
 app.add_typer(webhooks.webhooks, name="webhook")
+app.add_typer(agents.agents, name="agent")
 app.add_typer(pools.pools, name="pool", rich_help_panel=SERVICE)
 app.add_typer(keys.keys, name="key", rich_help_panel=SERVICE)
 app.command("serve", rich_help_panel=SERVICE)(service.serve)

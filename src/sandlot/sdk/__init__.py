@@ -35,6 +35,7 @@ from sandlot.sdk._async.events import AsyncEvents
 from sandlot.sdk._async.executions import AsyncExecutions
 from sandlot.sdk._async.file_store import AsyncFileStore
 from sandlot.sdk._async.files import AsyncFiles, AsyncFileStream
+from sandlot.sdk._async.hosted_agents import AsyncAgents, AsyncAgentSessions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.network import AsyncSandboxNetwork
 from sandlot.sdk._async.pools import AsyncPools
@@ -57,6 +58,7 @@ from sandlot.sdk._sync.events import Events
 from sandlot.sdk._sync.executions import Executions
 from sandlot.sdk._sync.file_store import FileStore
 from sandlot.sdk._sync.files import Files, FileStream
+from sandlot.sdk._sync.hosted_agents import Agents, AgentSessions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.network import SandboxNetwork
 from sandlot.sdk._sync.pools import Pools
@@ -72,6 +74,7 @@ from sandlot.sdk._sync.volumes import Volumes
 from sandlot.sdk._sync.watches import FileWatch, Watchers
 from sandlot.sdk._sync.webhooks import Webhooks
 from sandlot.sdk.local_service import LocalService
+from sandlot.sdk.models.agents import AgentEventInfo, AgentInfo, AgentSessionInfo, AgentUsage
 from sandlot.sdk.models.code import Chart, CodeEvent, ExceptionInfo, Execution, ExecutionResults, ExecutionStarted, OutputCleared, Result
 from sandlot.sdk.models.contexts import Context
 from sandlot.sdk.models.events import EventInfo
@@ -92,6 +95,14 @@ from sandlot.sdk.models.webhooks import WebhookInfo
 from sandlot.sdk.transfer.upload import TransferProgress
 
 __all__ = [
+    "AgentEventInfo",
+    "AgentInfo",
+    "AgentSessionInfo",
+    "AgentSessions",
+    "AgentUsage",
+    "Agents",
+    "AsyncAgentSessions",
+    "AsyncAgents",
     "AsyncClient",
     "AsyncCodeHandle",
     "AsyncCommandHandle",

@@ -26,6 +26,7 @@ from tests.meta.tree import ROOT
 COMMANDS = {
     *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
     *("forward", "url", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
+    *("agent create", "agent ls", "agent chat", "agent rm"),
     *("network info", "network approve", "mcp install"),
     *("context ls", "context create", "context rm", "context restart", "context interrupt"),
     *("fs ls", "fs stat", "fs cat", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "fs watch"),
@@ -280,6 +281,7 @@ WITHOUT_JSON = {
     *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
+    *("agent chat", "agent rm"),
     *("demo", "serve", "forward", "url", "export", "mcp install"),
 }
 

@@ -16,7 +16,10 @@ from sandlot.model import errors
 from tests.unit.sdk.scripted import Script
 
 METHODS = {
-    "Client": "close executions events file_store keys pools programs sandboxes service snapshots target templates transport volumes webhooks",
+    "Client": (
+        "agent_sessions agents close executions events file_store keys pools"
+        " programs sandboxes service snapshots target templates transport volumes webhooks"
+    ),
     "Sandbox": (
         "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts"
         " network info get_info get_url get_host get_preview_token is_running usage set_timeout update pause resume hibernate promote"
@@ -42,6 +45,8 @@ METHODS = {
     "Volumes": "create list get delete",
     "Pools": "create list get update delete",
     "Webhooks": "create list get update delete",
+    "Agents": "create list iter get update archive delete",
+    "AgentSessions": "create list iter get update delete send interrupt events follow",
     "Templates": "list get",
     "Keys": "create list iter get get_current update delete",
     "FileStore": "upload list iter get read stream download delete import_files export_file",

@@ -9,6 +9,7 @@ from typing import Self
 from sandlot.sdk._async.events import AsyncEvents
 from sandlot.sdk._async.executions import AsyncExecutions
 from sandlot.sdk._async.file_store import AsyncFileStore
+from sandlot.sdk._async.hosted_agents import AsyncAgents, AsyncAgentSessions
 from sandlot.sdk._async.keys import AsyncKeys
 from sandlot.sdk._async.pools import AsyncPools
 from sandlot.sdk._async.programs import AsyncPrograms
@@ -49,6 +50,10 @@ class AsyncClient:
         """Warm pools."""
         self.webhooks = AsyncWebhooks(transport)
         """Webhooks."""
+        self.agents = AsyncAgents(transport)
+        """Agents that the service runs."""
+        self.agent_sessions = AsyncAgentSessions(transport)
+        """Sessions with these agents."""
         self.templates = AsyncTemplates(transport)
         """Templates that sandboxes can start from."""
         self.keys = AsyncKeys(transport)

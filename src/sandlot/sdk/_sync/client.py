@@ -10,6 +10,7 @@ from typing import Self
 from sandlot.sdk._sync.events import Events
 from sandlot.sdk._sync.executions import Executions
 from sandlot.sdk._sync.file_store import FileStore
+from sandlot.sdk._sync.hosted_agents import Agents, AgentSessions
 from sandlot.sdk._sync.keys import Keys
 from sandlot.sdk._sync.pools import Pools
 from sandlot.sdk._sync.programs import Programs
@@ -50,6 +51,10 @@ class Client:
         """Warm pools."""
         self.webhooks = Webhooks(transport)
         """Webhooks."""
+        self.agents = Agents(transport)
+        """Agents that the service runs."""
+        self.agent_sessions = AgentSessions(transport)
+        """Sessions with these agents."""
         self.templates = Templates(transport)
         """Templates that sandboxes can start from."""
         self.keys = Keys(transport)
