@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.tenants import PORT, Asked, Two, all_routes, named, status
+from tests.support.tenants import PORT, Asked, Two, agent_session, all_routes, named, status
 from tests.support.until import until
 
 OWN = ("/api", "/e2b", "/files", "/pandastack", "/sandbase", "/tensorlake")
@@ -63,6 +63,12 @@ RIGHT: Mapping[str, Asked] = {
     "PATCH /v1/pools/{pool}": Asked({"max": 0}),
     "DELETE /v1/pools/{pool}": Asked(last=True),
     "PATCH /v1/webhooks/{webhook}": Asked(json={"enabled": False}),
+    "PATCH /v1/agents/{agent}": Asked({"name": "x"}),
+    "POST /v1/agents/{agent}/archive": Asked(last=True),
+    "DELETE /v1/agents/{agent}": Asked(last=True),
+    "PATCH /v1/agent-sessions/{session}": Asked({"title": "x"}),
+    "POST /v1/agent-sessions/{session}/messages": Asked({"content": "x"}),
+    "DELETE /v1/agent-sessions/{session}": Asked(last=True),
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),
     "DELETE /agentsandbox/v1/files/{file}": Asked(last=True),
@@ -92,6 +98,7 @@ IN_BODIES: Sequence[tuple[str, str, Any]] = (
     ("POST", "{own}/volumes", {"volume": "{volume}", "path": "/mine"}),
     ("POST", "{own}/volumes", {"volume": "mine", "path": "/mine"}),
     ("POST", "{own}/files/import", {"file_ids": ["{file}"], "path": "/workspace"}),
+    ("POST", "/v1/agent-sessions", {"agent": "{agent}"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "session_id": "{session}"}),
     ("POST", "/agentsandbox/v1/execute", {"code": "1", "file_ids": ["{file}"]}),
     ("POST", "/agentsandbox/v1/sessions", {"file_ids": ["{file}"]}),
@@ -110,6 +117,8 @@ LISTS: Mapping[str, str] = {
     "/v1/volumes": "volumes",
     "/v1/webhooks": "webhooks",
     "/v1/pools": "pools",
+    "/v1/agents": "agents",
+    "/v1/agent-sessions": "sessions",
     "/agentsandbox/v1/sessions": "sessions",
     "/agentsandbox/v1/files": "files",
 }
@@ -137,7 +146,10 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
     response = await owner.post(f"{url}/volumes", json={"volume": volume, "path": "/mine"})
     assert response.is_success, response.text
     session = (await owner.post("/agentsandbox/v1/sessions", json={})).json()["session_id"]
+    talk = await agent_session(owner)
     return {
+        "agent": talk["agent"],
+        "agent_session": talk["session"],
         "sandboxapi": await other_session(owner),
         "sandbox": url.rpartition("/")[2],
         "session": session,
@@ -180,7 +192,10 @@ def routes() -> list[str]:
 
 def of_door(route: str, ids: Mapping[str, str]) -> Mapping[str, str]:
     """The ids as a route's door has them: sessions are the door's own that made them."""
-    return {**ids, "session": ids["sandboxapi"]} if " /sandboxapi/" in route else ids
+    for door, name in ((" /sandboxapi/", "sandboxapi"), (" /v1/agent-sessions/", "agent_session")):
+        if door in route:
+            return {**ids, "session": ids[name]}
+    return ids
 
 
 async def test_every_route_hides_objects_of_other_keys(two: Two, ids: Mapping[str, str]) -> None:

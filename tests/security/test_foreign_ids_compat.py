@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.tenants import PORT, Asked, Two, all_routes, status
+from tests.support.tenants import PORT, Asked, Two, agent_session, all_routes, status
 
 NOT_SUPPORTED = 501
 RPCS = ("/e2b/process.", "/e2b/filesystem.")
@@ -78,7 +78,10 @@ async def in_pandastack(owner: httpx.AsyncClient) -> dict[str, str]:
 async def in_sandbase(owner: httpx.AsyncClient) -> dict[str, str]:
     sandbox = await made(owner, "/sandbase/sandboxes", {"templateID": "base"}, "sandboxID")
     await inside(owner, sandbox)
-    return {"sandbox": sandbox, "webhook": await made(owner, "/sandbase/events/webhooks", {"url": "https://example.com/hook"}, "id", "webhookID")}
+    for each in (await owner.get("/v1/webhooks")).json()["webhooks"]:  # a key has ten at most
+        await owner.delete(f"/v1/webhooks/{each['id']}")
+    webhook = await made(owner, "/sandbase/events/webhooks", {"url": "https://example.com/hook"}, "id", "webhookID")
+    return {"sandbox": sandbox, "webhook": webhook, **await agent_session(owner)}
 
 
 POOL = {"image": "base", "resources": {"cpus": 1.0, "memory_mb": 640}, "warm_containers": 0}
@@ -199,6 +202,16 @@ SANDBASE = {
     "DELETE /sandbase/events/webhooks/{webhook}": LAST,
     "PATCH /sandbase/events/webhooks/{webhook}": Asked({"enabled": False}),
 }
+AGENTS = {
+    "POST /agents/{agent}": Asked({"name": "x"}),
+    "PATCH /agents/{agent}": Asked({"name": "x"}),
+    "POST /agents/{agent}/archive": LAST,
+    "DELETE /agents/{agent}": LAST,
+    "POST /sessions/{session}": Asked({"title": "x"}),
+    "PATCH /sessions/{session}": Asked({"title": "x"}),
+    "POST /sessions/{session}/events": Asked({"events": [{"type": "user.message", "content": "x"}]}),
+    "DELETE /sessions/{session}": LAST,
+}
 INSIDE = {
     "GET /files": Asked(query=PATH),
     "GET /files/list": Asked(query={"path": "/workspace"}),
@@ -246,7 +259,9 @@ DOORS: Mapping[str, Rows] = {
         by_header=(("/files", *(f"/e2b/{each}" for each in INSIDE_E2B)), "E2b-Sandbox-Id"),
     ),
     "pandastack": Rows(in_pandastack, ("/pandastack",), PANDASTACK, nobodys=r"/pandastack/v1/templates/.*"),
-    "sandbase": Rows(in_sandbase, ("/sandbase",), SANDBASE, nobodys=r"/sandbase/(templates|default)/.*"),
+    "sandbase": Rows(
+        in_sandbase, ("/sandbase",), SANDBASE | below(("/sandbase/v1", "/sandbase/default/v1"), AGENTS), nobodys=r"/sandbase/templates/.*"
+    ),
     "tensorlake": Rows(
         in_tensorlake,
         ("/tensorlake", "/api"),

@@ -25,12 +25,18 @@ from sandlot.protocol.schema import STDERR
 from sandlot.server.app import create_routes
 from sandlot.server.composition import RunningService
 from sandlot.server.process import serve_in_background
+from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from sandlot.testing.memory.guest import PortConnection
 from sandlot.testing.memory.process import ProgramContext
 from sandlot.web import listener
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Call, Conversation, Say, Step
 from tests.support.service import serving
 
+MODEL = "large"
+"""Model of the agents of :func:`memory_tenants`, which looks at an image."""
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PORT = 7000
 """A port on which a program listens in every sandbox of :func:`memory_tenants`."""
 
@@ -88,9 +94,32 @@ async def memory_tenants(folder: Path) -> AsyncIterator[Two]:
     driver = MemoryDriver()
     driver.scripts.programs[program_argv("")[0]] = _guest_program
     driver.scripts.ports[PORT] = _silent
-    async with serving(folder, driver) as service, tenants(service) as two:
-        yield two
+    with scripted_model(_look_at_an_image) as endpoint:
+        models = folder / "models.toml"
+        models.write_text(f'[models.{MODEL}]\nkind = "openai-chat"\nbase_url = "{endpoint.openai_url}"\napi_key = "k"\n')
+        async with serving(folder, driver, Settings(agent_models=models)) as service, tenants(service) as two:
+            yield two
     assert driver.leftovers() == []
+
+
+async def agent_session(owner: httpx.AsyncClient) -> dict[str, str]:
+    """Ids of a new agent, of a session with it, and of a file of the session."""
+    agent = (await owner.post("/v1/agents", json={"name": "a", "model": MODEL, "tools": [{"type": "mcp", "server": "code-exec"}]})).json()["id"]
+    session = (await owner.post("/v1/agent-sessions", json={"agent": agent, "environment": {"template": "base"}})).json()["id"]
+    base = f"/sandbase/v1/sessions/{session}"
+    (await owner.post(f"{base}/events", json={"type": "message", "content": "Look"})).raise_for_status()
+    return {"agent": agent, "session": session, "file": (await owner.get(f"{base}/files")).json()["data"][0]["id"]}
+
+
+def _look_at_an_image(conversation: Conversation) -> Step:
+    match len(conversation.results):
+        case 0:
+            write = f"import base64\nopen('/tmp/a.png', 'wb').write(base64.b64decode('{PNG}'))"
+            return Call("run_code", {"code": write})
+        case 1:
+            return Call("read_file", {"path": "/tmp/a.png"})
+        case _:
+            return Say("A black pixel.")
 
 
 async def _guest_program(context: ProgramContext) -> None:
