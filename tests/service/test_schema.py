@@ -34,6 +34,8 @@ from schemathesis.specs.openapi import checks
 from sandlot import Network, Sandbox, SandlotError
 from sandlot.model.access import Quota
 from sandlot.sdk import Client
+from tests.support.scripted_model.endpoint import scripted_model
+from tests.support.scripted_model.steps import Say
 from tests.support.tcpservice import TcpService, tcp_service
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "openapi.json").read_text(encoding="utf-8"))
@@ -50,6 +52,7 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 TEMPLATE = "base"
+AGENT = {"name": "Analyst", "model": "large"}
 BINARY = "application/octet-stream"
 PATIENCE_S = 150.0
 SILENCE_S = 0.7
@@ -77,7 +80,8 @@ class World:
             self.client.sandboxes.kill(sandbox.id)
         for snapshot in self.client.snapshots.list(limit=1000):
             self.client.snapshots.delete(snapshot.id)
-        for path, name in (("files", "files"), ("volumes", "volumes"), ("webhooks", "webhooks")):
+        lists = (("files", "files"), ("volumes", "volumes"), ("webhooks", "webhooks"), ("agent-sessions", "sessions"), ("agents", "agents"))
+        for path, name in lists:
             for each in self.call("GET", f"/v1/{path}")[name]:
                 self.session.delete(f"{self.url}/v1/{path}/{each['id']}", headers={"Authorization": f"Bearer {self.key}"}, timeout=PATIENCE_S)
 
@@ -172,6 +176,17 @@ class World:
         kept = self.call("GET", "/v1/webhooks")["webhooks"]
         return str((kept[0] if kept else self.call("POST", "/v1/webhooks", json=WEBHOOK))["id"])
 
+    def agent(self) -> str:
+        """An agent."""
+        return str(self.call("POST", "/v1/agents", json=AGENT)["id"])
+
+    def talk(self) -> str:
+        """A session with an agent, which has a message."""
+        session = str(self.call("POST", "/v1/agent-sessions", json={"agent": self.agent()})["id"])
+        self.call("POST", f"/v1/agent-sessions/{session}/messages", json={"content": "Hi"})
+        self.call("POST", f"/v1/agent-sessions/{session}/interrupt")
+        return session
+
     def new_key(self) -> str:
         """Somebody else's key."""
         return str(self.call("POST", "/v1/keys", json={"name": secrets.token_hex(8)})["id"])
@@ -204,17 +219,21 @@ class World:
 
 def endless(case: Case[Any]) -> bool:
     """Whether it asks for events that never end."""
-    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list", "sandboxes_get_logs"}
+    return case.operation.definition.raw["operationId"] in {"files_watch", "events_list", "sandboxes_get_logs", "agent_sessions_list_events"}
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with tcp_service({"SANDLOT_ISOLATION_ALLOWED": "gvisor,container", "SANDLOT_PREVIEW_PORT": "0"}) as service:
-        made = World(service)
-        try:
-            yield made
-        finally:
-            made.close()
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    models = tmp_path_factory.mktemp("models") / "models.toml"
+    env = {"SANDLOT_ISOLATION_ALLOWED": "gvisor,container", "SANDLOT_PREVIEW_PORT": "0", "SANDLOT_AGENT_MODELS": str(models)}
+    with scripted_model(lambda _: Say("Hello.")) as endpoint:
+        models.write_text(f'[models.large]\nkind = "openai-chat"\nbase_url = "{endpoint.openai_url}"\napi_key = "k"\n')
+        with tcp_service(env) as service:
+            made = World(service)
+            try:
+                yield made
+            finally:
+                made.close()
 
 
 @schemathesis.serializer("application/x-tar")
@@ -288,6 +307,11 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
     "file_store_import": lambda world: {"body": {"file_ids": [world.stored()]}},
     "file_store_export": {"body": {"path": "/workspace/file"}},
+    "agents_create": {"body": AGENT},
+    "agents_update": {"body": {"name": "Other"}},
+    "agent_sessions_create": lambda world: {"body": {"agent": world.agent()}},
+    "agent_sessions_update": {"body": {"title": "Sales"}},
+    "agent_sessions_send_message": {"body": {"content": "Hi"}},
     "keys_create": {"body": {"name": "another"}},
     "keys_update": {"body": {"expires_at": None}},
 }
@@ -304,6 +328,8 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "watcher": World.watcher,
     "volume": World.volume,
     "webhook": World.webhook,
+    "agent": World.agent,
+    "session": World.talk,
     "key": World.new_key,
     "port": lambda _: "8000",
     "template": lambda _: TEMPLATE,
@@ -462,6 +488,8 @@ PRODUCERS: Mapping[str, tuple[str, str, str]] = {
     "volumes_create": ("201", "volume", "/id"),
     "pools_create": ("201", "pool", "/id"),
     "webhooks_create": ("201", "webhook", "/id"),
+    "agents_create": ("201", "agent", "/id"),
+    "agent_sessions_create": ("201", "session", "/id"),
     "keys_create": ("201", "key", "/id"),
 }
 """Operation that creates a resource -> status of success, path parameter that names the resource, JSON pointer to its id in the response."""

@@ -73,6 +73,16 @@ def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> http
     return httpx.AsyncClient(transport=httpx.ASGITransport(from_peer), base_url="http://sandlot", headers=headers)
 
 
+class _IdleAgents:
+    """Agents without runs, which a service looks for at its start. Tests of agents use the real ones."""
+
+    async def running(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 @asynccontextmanager
 async def serve_scripted(
     node: ScriptedNode, folder: Path, settings: Settings | None = None, listeners: Sequence[socket] = (), keys: KnownKeys | None = None
@@ -86,10 +96,9 @@ async def serve_scripted(
         listeners: Further sockets.
         keys: API keys.
     """
-    service = scripted_service(node.services, replace(settings or Settings(), data_dir=folder / "data"), keys)
+    idle: Any = _IdleAgents()
+    service = scripted_service(replace(node.services, agents=idle), replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
-    node.script("agents.running", [])  # at the start: no run was left
-    node.script("agents.close", None)  # at the end
     async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service
 

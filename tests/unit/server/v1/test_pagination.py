@@ -19,7 +19,7 @@ PATHS = sorted(
 
 
 def test_every_list_with_a_next_cursor_is_here() -> None:
-    assert PATHS == ["/v1/events", "/v1/executions", "/v1/files", "/v1/keys", "/v1/sandboxes", "/v1/snapshots"]
+    assert PATHS == ["/v1/agent-sessions", "/v1/agents", "/v1/events", "/v1/executions", "/v1/files", "/v1/keys", "/v1/sandboxes", "/v1/snapshots"]
 
 
 @pytest.mark.parametrize("path", PATHS)
