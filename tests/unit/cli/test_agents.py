@@ -31,10 +31,11 @@ async def at(tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 
 
 async def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run a command in a thread, and return its exit status and what it printed."""
+    """Run a command in a thread, and return its exit status and what it printed, without the log of the service."""
     status = await asyncio.to_thread(dispatch, ["agent", *arguments])
     printed = capsys.readouterr()
-    return status, printed.out, "".join(line for line in printed.err.splitlines(keepends=True) if "[info" not in line)
+    out, err = ("".join(line for line in text.splitlines(keepends=True) if "[info" not in line) for text in (printed.out, printed.err))
+    return status, out, err
 
 
 @pytest.mark.usefixtures("at")
