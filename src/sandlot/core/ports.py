@@ -1,10 +1,10 @@
-"""Interfaces that core needs besides the driver: clock, templates, volume disks, package indexes, and the network gateway."""
+"""Interfaces that core needs besides the driver: clock, templates, image registries, volume disks, package indexes, and the network gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sandlot.link.services import GuestService, GuestStream
 from sandlot.model.access import Principal
+from sandlot.model.images import Image, ImageReference, Layer
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
 from sandlot.model.service import TemplateInfo
@@ -89,6 +90,30 @@ class TemplateStore(Protocol):
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
         """Return the build of a template with the digest of ``ref``, or None if that build was removed. Builds nothing."""
+        ...
+
+
+class ImageRegistry(Protocol):
+    """Images in the registries that the operator allows."""
+
+    async def resolve(self, reference: ImageReference) -> Image:
+        """Return the image that a reference names, for the platform of this machine.
+
+        Raises:
+            ForbiddenError: The operator does not allow the registry.
+            NotFoundError: The registry has no such image, or none for this platform.
+            InvalidRequestError: The manifest or the configuration of the image is invalid or exceeds a limit; the message says which.
+            UnavailableError: The registry does not respond.
+        """
+        ...
+
+    def read_layer(self, reference: ImageReference, layer: Layer) -> AsyncIterator[bytes]:
+        """Yield a layer as it is stored. Its digest and size are verified before the last bytes are yielded.
+
+        Raises:
+            InvalidRequestError: The layer differs from its digest or size.
+            UnavailableError: The registry does not respond, or the connection broke too often.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Ids of sandboxes, nodes, snapshots, volumes, files, webhooks, agents, processes and contexts.
+"""Ids of sandboxes, nodes, snapshots, volumes, files, webhooks, agents, templates, processes and contexts.
 
 Invariants:
 - A sandbox id is ``sb-NNNN-RRRRRRRRRRRRRRRR``: 4 characters of the node and 16 random characters (80 bits), always 24 characters long.
@@ -31,6 +31,8 @@ AgentSessionId = NewType("AgentSessionId", str)
 """``sess_`` and 16 characters of lower-case base 32."""
 AgentEventId = NewType("AgentEventId", str)
 """``sevt_`` and 16 characters of lower-case base 32."""
+TemplateId = NewType("TemplateId", str)
+"""``tmpl-`` and 16 characters of lower-case base 32."""
 ProcessId = NewType("ProcessId", str)
 """32 hexadecimal digits: the request id (16 bytes) of the call that started the process or cell."""
 
@@ -49,6 +51,7 @@ FILE_ID = re.compile(r"file-[a-z2-7]{16}")
 WEBHOOK_ID = re.compile(r"wh-[a-z2-7]{16}")
 AGENT_ID = re.compile(r"agent_[a-z2-7]{16}")
 AGENT_SESSION_ID = re.compile(r"sess_[a-z2-7]{16}")
+TEMPLATE_ID = re.compile(r"tmpl-[a-z2-7]{16}")
 NODE_ID = re.compile(r"[a-z2-7]{4}")
 PROCESS_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -101,6 +104,11 @@ def new_agent_session_id(source: IdSource = secrets.token_bytes) -> AgentSession
 def new_agent_event_id(source: IdSource = secrets.token_bytes) -> AgentEventId:
     """Create the id of an event of a session, 21 characters."""
     return AgentEventId(f"sevt_{_characters(RANDOM_CHARS, source)}")
+
+
+def new_template_id(source: IdSource = secrets.token_bytes) -> TemplateId:
+    """Create the id of a template of a user, 21 characters."""
+    return TemplateId(f"tmpl-{_characters(RANDOM_CHARS, source)}")
 
 
 def new_process_id(source: IdSource = secrets.token_bytes) -> ProcessId:

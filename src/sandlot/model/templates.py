@@ -1,0 +1,165 @@
+"""Templates that users build, and their builds.
+
+Invariants:
+- A name belongs to one template of an owner. Names of different owners are independent.
+- A build never changes once it has ended. A tag of a template names one of its ready builds; sandboxes start from the build of a tag.
+- The root file system of a build is described by its layers, so that it can be made again from them at any time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from sandlot.model.access import OwnerId
+from sandlot.model.ids import NodeId, TemplateId
+from sandlot.model.images import Layer
+from sandlot.model.specs import Limits
+
+DEFAULT_TEMPLATE_TAG: Final = "default"
+"""Tag of the build from which a sandbox starts if the request names no tag."""
+TEMPLATE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,126}[a-z0-9])?")
+TEMPLATE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class BuildStatus(StrEnum):
+    """Status of a build."""
+
+    WAITING = "waiting"
+    """The build is created and has not begun: its files are uploaded, or it waits for its turn."""
+    BUILDING = "building"
+    READY = "ready"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the build will not change anymore."""
+        return self in {BuildStatus.READY, BuildStatus.FAILED, BuildStatus.CANCELLED}
+
+
+class LogLevel(StrEnum):
+    """Level of a line in the log of a build."""
+
+    INFO = "info"
+    WARNING = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSettings:
+    """What a build gives the sandboxes that start from it.
+
+    Args:
+        env: Environment of all processes.
+        user: User of processes whose request names none; empty: the default of the API.
+        working_dir: Working directory of processes whose request names none; empty: the default of the API.
+        start_command: Command of the shell that runs in every sandbox from the beginning; empty for none.
+        ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    working_dir: str = ""
+    start_command: str = ""
+    ready_command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRoot:
+    """Root file system of a build: the file system of a built-in template or nothing, and layers on top.
+
+    Args:
+        base: Digest of the image of a built-in template, without the guest; empty if the first layer is the lowest.
+        base_name: Name of this built-in template; empty if there is none.
+        layers: Layers, the lowest first. Their blobs are kept as long as a build needs them.
+        size_bytes: Size of all files.
+    """
+
+    layers: tuple[Layer, ...]
+    size_bytes: int
+    base: str = ""
+    base_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRecord:
+    """A template of a user.
+
+    Args:
+        id: Id of the template.
+        owner: Owner of the template.
+        name: Name of the template.
+        limits: Limits of sandboxes whose request names none.
+        tags: Tag -> id of the build that it names.
+        created_at: Time of the creation.
+        updated_at: Time of the last change of the limits or tags.
+    """
+
+    id: TemplateId
+    owner: OwnerId
+    name: str
+    limits: Limits
+    created_at: datetime
+    updated_at: datetime
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRecord:
+    """A build of a template.
+
+    Args:
+        id: UUID of the build.
+        template: Template that is built.
+        owner: Owner of the template.
+        node: Node on which the build runs.
+        status: Status of the build.
+        tags: Tags that the build gets when it is ready.
+        limits: Limits that sandboxes of the template get when the build is ready.
+        created_at: Time at which the build was requested.
+        started_at: Time at which the build began; None: not yet.
+        ended_at: Time at which the build ended; None: not yet.
+        step: Number of the step that runs or that failed, ``base`` or ``finalize``; empty before the first step.
+        error: Reason of a failure, for people; empty if there is none.
+        settings: What the build gives its sandboxes; of a ready build.
+        root: Root file system; None until the build is ready.
+    """
+
+    id: str
+    template: TemplateId
+    owner: OwnerId
+    node: NodeId
+    status: BuildStatus
+    limits: Limits
+    created_at: datetime
+    tags: tuple[str, ...] = (DEFAULT_TEMPLATE_TAG,)
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    step: str = ""
+    error: str = ""
+    settings: TemplateSettings = field(default_factory=TemplateSettings)
+    root: BuiltRoot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLine:
+    """A line of the log of a build.
+
+    Args:
+        at: Time of the line.
+        level: Level of the line.
+        text: Text without a line break.
+        step: Step as in :attr:`BuildRecord.step`.
+        number: Number of the line, 1 for the first one; 0: the line is not stored yet.
+    """
+
+    at: datetime
+    level: LogLevel
+    text: str
+    step: str = ""
+    number: int = 0
