@@ -112,7 +112,7 @@ async def test_host_lists_no_mount_and_one_loop_device(harness: DriverHarness) -
 
 
 async def test_containers_cannot_change_the_shared_root(harness: DriverHarness) -> None:
-    shared = harness.root.tree / "etc" / "debian_version"
+    shared = harness.root.require_tree() / "etc" / "debian_version"
     before = shared.stat()
     text = shared.read_text()
     async with harness.sandbox() as one, harness.sandbox() as other:
@@ -131,7 +131,7 @@ async def test_containers_cannot_change_the_shared_root(harness: DriverHarness) 
         before.st_ctime_ns,
         before.st_nlink,
     )
-    assert (harness.root.tree / "etc" / "passwd").exists()
+    assert (harness.root.require_tree() / "etc" / "passwd").exists()
 
 
 async def test_sandbox_has_its_own_boot_id_and_host_name(harness: DriverHarness) -> None:
@@ -263,9 +263,9 @@ async def test_a_root_without_a_guest_says_what_the_runtime_said(harness: Driver
 
 async def test_an_image_cannot_make_the_runtime_wait(harness: DriverHarness, tmp_path: Path) -> None:
     root = make_tiny_root(tmp_path / "root")
-    (root.tree / "etc").mkdir()
+    (root.require_tree() / "etc").mkdir()
     for name in ("passwd", "group"):
-        os.mkfifo(root.tree / "etc" / name)
+        os.mkfifo(root.require_tree() / "etc" / name)
     waiting = dataclasses.replace(harness, root=root)
     async with asyncio.timeout(60):
         instance = await waiting.boot(waiting.new_driver())

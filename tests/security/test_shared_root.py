@@ -153,7 +153,7 @@ NEVER = ("dirty_pipe", "dirty_cow", "copy_fail", "dirty_frag", "mapped_shared", 
 @pytest.fixture
 def image() -> Path:
     """The folder that the sandboxes' root file system is."""
-    return ImageStore(cache_from(os.environ)).root(TEMPLATE).tree
+    return ImageStore(cache_from(os.environ)).root(TEMPLATE).require_tree()
 
 
 def test_shared_files_cannot_be_written_on_disk_or_in_the_page_cache(service: LocalService, sandbox: Sandbox, image: Path) -> None:

@@ -327,14 +327,14 @@ def test_build_that_would_take_the_reserve_of_the_disk_is_ended_and_leaves_nothi
 
 def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageStore) -> None:
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
-    assert (root.tree / "bin/busybox").samefile(image.path / "bin/busybox")
+    assert (root.require_tree() / "bin/busybox").samefile(image.path / "bin/busybox")
     assert not (image.path / ".sandlot").exists()
-    names = {path.name for path in (root.tree / ".sandlot").iterdir()}
+    names = {path.name for path in (root.require_tree() / ".sandlot").iterdir()}
     assert names == {"bin", "lib", "guest.zip", "helpers", "kernel_programs", "volumes"}
-    assert [path for path in payload.programs() if not (root.tree / ".sandlot" / path).is_file()] == []
+    assert [path for path in payload.programs() if not (root.require_tree() / ".sandlot" / path).is_file()] == []
     assert tiny.root("tiny") == root
     assert root.digest != tiny.root("child").digest
-    with zipfile.ZipFile(root.tree / ".sandlot/guest.zip") as archive:
+    with zipfile.ZipFile(root.require_tree() / ".sandlot/guest.zip") as archive:
         assert set(archive.namelist()) == {f"{name}c" for name in payload.guest_sources()}
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
         # PEP 552: byte code of the hash kind that is not checked.
@@ -342,7 +342,7 @@ def test_root_is_an_image_with_the_guest_in_it_made_of_hard_links(tiny: ImageSto
 
 
 def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: ImageStore) -> None:
-    folder = tiny.root("tiny").tree / ".sandlot"
+    folder = tiny.root("tiny").require_tree() / ".sandlot"
     files = "[m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)]"
     code = f"import sys, {', '.join(interpreter.ROOTS)}; print(*sys.path, *{files})"
     done = subprocess.run([*interpreter.argv_in(folder), "-c", code], env={}, check=True, capture_output=True, text=True)
@@ -358,7 +358,7 @@ def test_interpreter_of_the_guest_loads_everything_from_its_own_folder(tiny: Ima
 
 def test_guest_imports_only_what_its_interpreter_has(tiny: ImageStore) -> None:
     own = {name: text for name, text in payload.programs().items() if not payload.runs_on_the_image(name)}
-    folder = tiny.root("tiny").tree / ".sandlot"
+    folder = tiny.root("tiny").require_tree() / ".sandlot"
     interpreter.check_imports({**payload.guest_sources(), **own}, folder, beside=[Path(path).stem for path in payload.programs()])
 
 
@@ -371,7 +371,7 @@ def test_sandbox_does_not_change_its_image(tiny: ImageStore, tmp_path: Path) -> 
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
     inside(root, image.env, ("/bin/sh", "-c", "echo x > /etc/passwd; rm -r /bin/busybox /home/user; touch /new"), tmp_path, uid=0)
     assert tree.summarize(image.path).digest == image.digest
-    assert sorted(path.name for path in root.tree.iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
+    assert sorted(path.name for path in root.require_tree().iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
 
 
 def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> None:
@@ -384,11 +384,11 @@ def test_prune_removes_unused_roots_and_keeps_named_ones(furnished: Path) -> Non
     current = newer.root("app")
     assert {stored.kind for stored in newer.list()} == {"images", "guests", "interpreters", "roots"}
     assert newer.prune(keep=[old.digest]) == 1
-    assert old.tree.is_dir()
-    assert (old.tree / "bin/busybox").stat().st_size > 0
+    assert old.require_tree().is_dir()
+    assert (old.require_tree() / "bin/busybox").stat().st_size > 0
     assert newer.prune() == 1
-    assert not old.tree.exists()
+    assert not old.require_tree().exists()
     assert newer.root("app") == current
     newer.remove(current.digest)
-    assert not current.tree.exists()
+    assert not current.require_tree().exists()
     assert newer.root("app") == current

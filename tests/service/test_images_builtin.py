@@ -39,7 +39,7 @@ class BuiltIn:
 
     @property
     def path(self) -> Path:
-        return self.root.tree
+        return self.root.require_tree()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def built() -> Mapping[str, BuiltIn]:
 
     def look(name: str) -> BuiltIn:
         root = store.root(name)
-        return BuiltIn(store.ensure(name), root, dict(tree.walk(root.tree)))
+        return BuiltIn(store.ensure(name), root, dict(tree.walk(root.require_tree())))
 
     return {name: look(name) for name in ("base", "code-interpreter")}
 

@@ -19,7 +19,7 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
-from sandlot.model.specs import ProcessSpec, User
+from sandlot.model.specs import ProcessSpec, RootFs, User
 from sandlot.server.composition import RunningService
 from sandlot.server.image_templates import ImageTemplates
 from tests.support.saving import BASE, make
@@ -102,9 +102,9 @@ async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
     return found
 
 
-async def root_of(service: RunningService, sandbox: Sandbox) -> Path:
+async def root_of(service: RunningService, sandbox: Sandbox) -> RootFs:
     resolver = TemplateResolver(ImageTemplates(ImageStore(service.settings.cache_dir)))
-    return (await resolver.resolve(sandbox.spec.template)).root.tree
+    return (await resolver.resolve(sandbox.spec.template)).root
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])

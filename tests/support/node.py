@@ -29,7 +29,7 @@ from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.service import Capacity, TemplateInfo
-from sandlot.model.specs import Limits, RootFs, TemplateRef
+from sandlot.model.specs import Limits, RootFs, RootKind, TemplateRef
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance
@@ -53,6 +53,7 @@ class MemoryTemplates:
     Attributes:
         custom: Templates of owners, besides the built-in templates.
         missing: Names of templates that are not built.
+        images: Names of templates whose root file system is an image.
         errors: Name -> exception that building it raises.
     """
 
@@ -60,6 +61,7 @@ class MemoryTemplates:
         self._recipes = builtin()
         self.custom: set[TemplateRef] = set()
         self.missing: set[str] = set()
+        self.images: set[str] = set()
         self.errors: dict[str, Exception] = {}
 
     async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
@@ -78,6 +80,10 @@ class MemoryTemplates:
             return own
         return TemplateRef(LOCAL, name) if name in self._recipes else None
 
+    async def root_kind(self, ref: TemplateRef) -> RootKind:
+        """Return the kind of root file system of a template: a folder, except for templates in ``images``."""
+        return RootKind.IMAGE if ref.name in self.images else RootKind.TREE
+
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
         """Return the build of a template. A template in ``missing`` is built from now on."""
         if ref.name in self.errors:
@@ -92,7 +98,9 @@ class MemoryTemplates:
 
     def _current(self, name: str) -> ResolvedTemplate:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return ResolvedTemplate(root=RootFs(digest, Path("/nonexistent") / digest), env={"PATH": _PATH})
+        path = Path("/nonexistent") / digest
+        root = RootFs(digest, image=path, index=path) if name in self.images else RootFs(digest, path)
+        return ResolvedTemplate(root=root, env={"PATH": _PATH})
 
 
 @dataclass

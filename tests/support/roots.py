@@ -32,7 +32,7 @@ class Roots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.image = ImageStore(cache_from(os.environ)).root(TEMPLATE).tree
+        self.image = ImageStore(cache_from(os.environ)).root(TEMPLATE).require_tree()
         """The root of the usual template, guest and all."""
 
     def add(self, name: str, image: Path | None = None) -> Path:

@@ -21,7 +21,7 @@ from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRe
 from sandlot.model.network import NetworkMode, NetworkPolicy, NetworkUpTo, rule_error
 from sandlot.model.ports import Capabilities, DriverCapability
 from sandlot.model.sandboxes import AUTO, PURPOSE_KEY
-from sandlot.model.specs import MAX_TIMEOUT_S
+from sandlot.model.specs import MAX_TIMEOUT_S, RootKind
 
 ISOLATIONS: Final = ("gvisor", "container", "microvm")
 """Isolations that every service recognizes, even if it has no driver for them. Other drivers add their own names."""
@@ -272,6 +272,25 @@ def check_host(capabilities: Capabilities, *, volumes: bool = False) -> None:
             f"The {capabilities.driver} driver cannot attach volumes on this host: {capabilities.why_not(DriverCapability.VOLUMES)}",
             hint="Omit `volumes`.",
             fields={"field": "volumes"},
+        )
+
+
+def check_root(capabilities: Capabilities, template: str, kind: RootKind) -> None:
+    """Refuse a template from whose root file system the driver cannot start sandboxes.
+
+    Args:
+        capabilities: Capabilities of the driver.
+        template: Name of the template.
+        kind: Kind of the template's root file system.
+
+    Raises:
+        UnsupportedError: The root file system is an image, and the driver starts sandboxes only from folders.
+    """
+    if kind is RootKind.IMAGE and not capabilities.can(DriverCapability.BOOT_IMAGE):
+        raise UnsupportedError(
+            f"The {capabilities.driver} driver cannot start sandboxes of template {template!r}: {capabilities.why_not(DriverCapability.BOOT_IMAGE)}.",
+            hint="Use isolation `gvisor` for this template.",
+            fields={"field": "isolation", "template": template},
         )
 
 

@@ -174,6 +174,7 @@ class AdmissionController:
         if not capabilities.can(DriverCapability.BOOT):
             self._reservations.check_available(takes, await self._reservations.read_host())
         admission.check_host(capabilities, volumes=bool(volumes))
+        admission.check_root(capabilities, template.name, await self._templates.root_kind(template))
         quotas.check_lifetime(principal.quota, params.timeout_s)
         files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []

@@ -16,7 +16,7 @@ from sandlot.model.images import Image, ImageReference, Layer
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.specs import RootFs, RootKind, TemplateRef
 
 
 class Clock(Protocol):
@@ -75,6 +75,10 @@ class TemplateStore(Protocol):
 
     async def find(self, principal: Principal, name: str) -> TemplateRef | None:
         """Return the template that a name means for a principal, without digest, or None if there is none."""
+        ...
+
+    async def root_kind(self, ref: TemplateRef) -> RootKind:
+        """Return the kind of root file system that all builds of a template have. Builds nothing."""
         ...
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:

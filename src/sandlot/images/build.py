@@ -204,7 +204,7 @@ def read_manifest(folder: Path) -> Mapping[str, object]:
 def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
     """Install the Python packages of a lock: download their wheels outside the tree, then install them inside the tree without network."""
     loader, libraries = interpreter.loader_of(root)
-    python = plan.own_python_argv(root, loader, libraries, Path("usr/bin/python3"))
+    python = plan.own_program_argv(root, loader, libraries, Path("usr/bin/python3"))
     wheels = root / plan.WHEELS.strip("/")
     wheels.mkdir(mode=0o700)
     lock_file = scratch / "requirements.lock"

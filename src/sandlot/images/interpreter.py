@@ -136,7 +136,7 @@ def assemble(debian: Path, target: Path, scratch: Path, runner: CommandRunner) -
         HostError: The packages contain no dynamic loader, or the interpreter does not run.
     """
     loader, libraries = loader_of(debian)
-    python = plan.own_python_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
+    python = plan.own_program_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
     modules, extensions = _closure((*python, "-SI"), runner)
 
     (target / "bin").mkdir(mode=0o755)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from uuid import UUID
 
 from sandlot.images.recipe import Debian
 from sandlot.model.specs import User
@@ -104,16 +105,33 @@ def copy_argv(source: Path, target: Path) -> tuple[str, ...]:
     return ("setpriv", "--pdeathsig", "KILL", "cp", "-a", "--reflink=auto", str(source), str(target))
 
 
-def own_python_argv(root: Path, loader: Path, libraries: Iterable[Path], python: Path) -> tuple[str, ...]:
-    """Return the command that starts a tree's Python without chroot, so that Python can read and write files of the host.
+def own_program_argv(root: Path, loader: Path, libraries: Iterable[Path], program: Path) -> tuple[str, ...]:
+    """Return the command that starts a program of a tree without chroot, so that the program can read and write files of the host.
 
     Args:
         root: Folder that contains the tree.
-        loader: Path of the tree's dynamic loader, which starts the interpreter.
+        loader: Path of the tree's dynamic loader, which starts the program.
         libraries: Paths of the tree's library folders.
-        python: Path of the interpreter, relative to ``root``.
+        program: Path of the program, relative to ``root``.
     """
-    return (str(loader), "--library-path", ":".join(str(folder) for folder in libraries), str(root / python))
+    return (str(loader), "--library-path", ":".join(str(folder) for folder in libraries), str(root / program))
+
+
+def mkfs_erofs_argv(program: tuple[str, ...], source: Path, image: Path, uuid: UUID) -> tuple[str, ...]:
+    """Return the command that makes an EROFS image of a tree (mkfs.erofs(1)).
+
+    Args:
+        program: Command of mkfs.erofs (:func:`own_program_argv`).
+        source: Folder with the tree.
+        image: File to create.
+        uuid: UUID of the image.
+    """
+    return (
+        *("setpriv", "--pdeathsig", "KILL"),
+        *program,
+        *("--quiet", "-U", str(uuid), "--mkfs-time", "-T", str(BUILD_TIME_S), "-Enoinline_data"),
+        *(str(image), str(source)),
+    )
 
 
 def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[str, ...]:
@@ -122,7 +140,7 @@ def download_argv(python: tuple[str, ...], lock: Path, wheels: Path) -> tuple[st
     Only wheels are downloaded. pip would build a source archive as root, with build requirements whose hashes the lock does not contain.
 
     Args:
-        python: Command of the image's Python (:func:`own_python_argv`).
+        python: Command of the image's Python (:func:`own_program_argv`).
         lock: Path of the lock file, in pip's requirements format.
         wheels: Folder for the downloaded wheels.
     """

@@ -24,6 +24,8 @@ class DriverCapability(StrEnum):
     """Optional capability of a driver on this host."""
 
     BOOT = "boot"
+    BOOT_IMAGE = "boot.image"
+    """Sandboxes start from a root file system that is an EROFS image. The host's kernel must not mount the image, because strangers can make it."""
     LIMIT_MEMORY = "limit.memory"
     LIMIT_CPU = "limit.cpu"
     LIMIT_PIDS = "limit.pids"

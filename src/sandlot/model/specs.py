@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from sandlot.model.access import LOCAL, OwnerId
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
 from sandlot.model.network import MAX_PORT, NetworkPolicy
 
@@ -254,19 +254,46 @@ class TemplateRef:
         return replace(self, digest="")
 
 
+class RootKind(StrEnum):
+    """Form of a root file system on the host."""
+
+    TREE = "tree"
+    """A folder."""
+    IMAGE = "image"
+    """An EROFS image, which is one file. Images can contain files of strangers, so the host never mounts or parses one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """A root file system. It is shared by sandboxes, read-only, and never changes.
+    """A root file system: a folder or an image. It is shared by sandboxes, read-only, and never changes.
 
     Args:
-        digest: SHA-256 of all inputs of the build, in hexadecimal. Root file systems with the same digest are equal.
-        tree: Folder on the host that contains the root file system, with the guest in ``.sandlot``.
-        image: File with an image of the root file system; None: there is no image.
+        digest: SHA-256 of the content, in hexadecimal. Root file systems of one kind with the same digest are equal.
+        tree: Folder on the host that contains the root file system, with the guest in ``.sandlot``. None: the root file system is an image.
+        image: EROFS image. It contains the guest in ``.sandlot`` and an entry in ``/tmp``. None: the root file system is a folder.
+        index: File with the names and times of all entries of the image (``host/image_index.py``). None: the root file system is a folder.
     """
 
     digest: str
-    tree: Path
+    tree: Path | None = None
     image: Path | None = None
+    index: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a root file system that is neither a folder nor an image with its index."""
+        if (self.tree is None) != (self.image is not None) or (self.image is None) != (self.index is None):
+            raise InternalError(f"The root file system {self.digest[:19]} is neither a folder nor an image with its index.")
+
+    @property
+    def kind(self) -> RootKind:
+        """Form of the root file system."""
+        return RootKind.TREE if self.image is None else RootKind.IMAGE
+
+    def require_tree(self) -> Path:
+        """Return the folder of a root file system that is a folder."""
+        if self.tree is None:
+            raise InternalError(f"The root file system {self.digest[:19]} is an image.")
+        return self.tree
 
 
 @dataclass(frozen=True, slots=True)

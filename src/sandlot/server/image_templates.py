@@ -19,7 +19,7 @@ from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.specs import RootFs, RootKind, TemplateRef
 
 MAX_BUILDS: Final = 2
 """Maximum number of templates that are built at the same time. A build takes one processor for minutes."""
@@ -47,6 +47,10 @@ class ImageTemplates:
     async def find(self, _principal: Principal, name: str) -> TemplateRef | None:
         """Return the built-in template of a name, or None if there is none."""
         return TemplateRef(LOCAL, name) if name in self._store.recipes else None
+
+    async def root_kind(self, _ref: TemplateRef) -> RootKind:
+        """Return the kind of the root file systems of all recipes."""
+        return RootKind.TREE
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`list` shows the progress."""

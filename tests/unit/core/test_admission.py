@@ -8,12 +8,22 @@ from ipaddress import ip_network
 
 import pytest
 
-from sandlot.core.admission import AdmissionPolicy, NetworkLimits, check_host, check_public_ports, check_room, resolve_isolation, resolve_network
+from sandlot.core.admission import (
+    AdmissionPolicy,
+    NetworkLimits,
+    check_host,
+    check_public_ports,
+    check_room,
+    check_root,
+    resolve_isolation,
+    resolve_network,
+)
 from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
 from sandlot.model.errors import ErrorCode, ForbiddenError, HostError, InvalidRequestError, SandlotError, UnavailableError, UnsupportedError
 from sandlot.model.network import MOST_OPEN, RULE_EXAMPLE, NetworkMode, NetworkPolicy, NetworkUpTo, network_entries, parse_rule
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
 from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams, check_reserved_names
+from sandlot.model.specs import RootKind
 
 POLICY = AdmissionPolicy()
 CONTAINERS = AdmissionPolicy(isolation_default="container", isolation_allowed=("gvisor", "container"))
@@ -225,6 +235,17 @@ def test_driver_without_volumes_is_refused_only_for_sandboxes_with_volumes() -> 
 
     with pytest.raises(UnsupportedError, match="no bind mounts"):
         check_host(capabilities, volumes=True)
+
+
+def test_template_of_an_image_is_refused_by_a_driver_that_starts_only_folders() -> None:
+    capabilities = Capabilities("container", RUNSC, {**EVERYTHING, DriverCapability.BOOT_IMAGE: ProbeResult(ok=False, reason="the kernel would")})
+    check_root(capabilities, "mine", RootKind.TREE)
+    check_root(Capabilities("gvisor", RUNSC, EVERYTHING), "mine", RootKind.IMAGE)
+
+    with pytest.raises(UnsupportedError, match="template 'mine': the kernel would") as refused:
+        check_root(capabilities, "mine", RootKind.IMAGE)
+    assert "gvisor" in refused.value.hint
+    assert refused.value.fields["field"] == "isolation"
 
 
 @pytest.mark.parametrize("live, waiting", [(50, 0), (0, 100)])

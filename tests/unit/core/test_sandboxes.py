@@ -12,8 +12,9 @@ import pytest
 
 from sandlot.core.sandboxes import SandboxService
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability, Exit, ExitReason
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, SandboxFilter, SandboxInfo, UpdateSandboxParams
@@ -142,6 +143,17 @@ async def test_suspend_hibernates_where_the_isolation_can(tmp_path: Path, missin
     async with open_node(NodeState(tmp_path, capabilities=set(DriverCapability) - set(missing))) as node:
         sandbox = await node.services.sandboxes.create(ALICE, BASE)
         assert (await node.services.sandboxes.suspend(ALICE, sandbox.id)).state is state
+
+
+async def test_template_of_an_image_makes_nothing_with_a_driver_that_starts_only_folders(tmp_path: Path) -> None:
+    async with open_node(NodeState(tmp_path, capabilities=set(DriverCapability) - {DriverCapability.BOOT_IMAGE})) as node:
+        node.state.templates.images.add("base")
+        with pytest.raises(UnsupportedError, match="'base'"):
+            await node.services.sandboxes.create(ALICE, BASE)
+        with pytest.raises(UnsupportedError, match="'base'"):
+            await node.pools.create(OPERATOR, "base", "auto", Limits(), PoolSizes(warm=1, max=1))
+        assert list((await node.services.sandboxes.list(ALICE, SandboxFilter(), after=None, limit=1)).items) == []
+        assert (await node.services.sandboxes.create(ALICE, replace(BASE, template="code-interpreter"))).state is State.RUNNING
 
 
 async def test_ensure_running_resumes_only_with_auto_resume(sandboxes: SandboxService) -> None:

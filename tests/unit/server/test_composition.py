@@ -110,7 +110,7 @@ async def test_templates_are_the_recipes_and_bring_their_environment() -> None:
     ref = await templates.find(OPERATOR, "base")
     assert ref == TemplateRef(LOCAL, "base")
     base = await templates.build(ref)
-    assert base.root.tree.is_dir()
+    assert base.root.require_tree().is_dir()
     assert "/usr/bin" in base.env["PATH"]
     assert await templates.at(replace(ref, digest=base.root.digest)) == base
 

@@ -2,7 +2,7 @@
 
 A helper program inside the sandbox packs and applies the files (``guest/helpers/overlay.py``). The program runs as root on the guest's own
 interpreter, so it does not depend on the image or on the isolation. The host stores the bytes that the program sends. The host also lists
-folders of the image when the program asks for them. The sandbox can read the image anyway.
+folders of the image when the program asks for them, from the tree or from the index of the image. The sandbox can read the image anyway.
 
 Invariants:
 - The file of an overlay gets its final name only when it is complete and synced.
@@ -21,11 +21,11 @@ from typing import ParamSpec, TypeVar
 
 from sandlot.core.execution import helpers
 from sandlot.core.sandbox import Sandbox
-from sandlot.host import durable
+from sandlot.host import durable, image_index
 from sandlot.host.blocking import run_blocking
 from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, HostError, LimitError
-from sandlot.model.specs import User
+from sandlot.model.specs import RootFs, User
 from sandlot.protocol.helpers import APPLY_LAYER, OVERLAY, PACK_LAYER
 
 P = ParamSpec("P")
@@ -44,13 +44,13 @@ SLACK_BYTES = 256 * 1024 * 1024
 the overlay is packed."""
 
 
-async def pack_overlay(sandbox: Sandbox, into: Path, root: Path, link: Link | None = None) -> int:
+async def pack_overlay(sandbox: Sandbox, into: Path, root: RootFs, link: Link | None = None) -> int:
     """Pack the files of a sandbox that differ from its image.
 
     Args:
         sandbox: Live sandbox. It keeps running.
         into: File to write. The file must not exist, but its folder must.
-        root: Root filesystem image of the sandbox on this host.
+        root: Root file system from which the sandbox was booted.
         link: Link to the guest of a sandbox that clients cannot reach now. None: the sandbox's connection.
 
     Returns:
@@ -58,7 +58,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: Path, link: Link | No
 
     Raises:
         LimitError: The overlay exceeds its maximum size (``limit_exceeded``), or the host's disk is full (``node_disk_full``).
-        HostError: The host's disk failed. The incomplete file is removed.
+        HostError: The host's disk failed, or the index of the image is damaged. The incomplete file is removed.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
     helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT, link=link)
@@ -177,25 +177,21 @@ class OverlayDraft:
             self._path.unlink(missing_ok=True)
 
 
-def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]]:
+def describe_folder(root: RootFs, folder: object) -> Sequence[Mapping[str, object]]:
     """Return the messages that list the entries of one folder of the image for the helper program.
 
     Args:
-        root: Root filesystem image.
+        root: Root file system.
         folder: Absolute path in the image, as bytes. The sandbox sends this value, so it can be anything. If it is not the path of a folder, the
             folder counts as missing.
+
+    Raises:
+        HostError: The index of the image is damaged.
     """
-    try:
-        fd = _open_folder(root, folder if isinstance(folder, bytes) else b"")
-    except (OSError, ValueError):
+    names = _names(folder)
+    found = None if names is None else _list_indexed(root.index, names) if root.index is not None else _list_tree(root.tree, names)
+    if found is None:
         return [{"missing": True}]
-    try:
-        names = os.listdir(fd)  # noqa: PTH208 - pathlib cannot list an open folder
-        found = [(os.fsencode(name), os.stat(name, dir_fd=fd, follow_symlinks=False).st_ctime_ns) for name in names]
-    except OSError:  # the image is being removed
-        return [{"missing": True}]
-    finally:
-        os.close(fd)
     parts = [found[at : at + MAX_NAMES] for at in range(0, len(found), MAX_NAMES)] or [[]]
     return [
         {"names": [name for name, _ in part], "ctimes": [ctime for _, ctime in part], "more": number < len(parts) - 1}
@@ -203,16 +199,45 @@ def describe_folder(root: Path, folder: object) -> Sequence[Mapping[str, object]
     ]
 
 
-def _open_folder(root: Path, folder: bytes) -> int:
+def _names(folder: object) -> Sequence[bytes] | None:
+    """Return the names in the path of a folder, or None if the path is not absolute, contains ``.`` or ``..``, or is no path."""
+    if not isinstance(folder, bytes) or not folder.startswith(b"/") or b"\0" in folder:
+        return None
+    names = [name for name in folder.split(b"/") if name]
+    return None if b".." in names or b"." in names else names
+
+
+def _list_indexed(index: Path, names: Sequence[bytes]) -> Sequence[tuple[bytes, int]] | None:
+    try:
+        return image_index.read_folder(index, b"/" + b"/".join(names))
+    except (image_index.DamagedIndexError, OSError) as error:
+        raise HostError(
+            f"The list of the files of the template's image cannot be used: {error}.", hint="Build the template again, or take a memory snapshot."
+        ) from None
+
+
+def _list_tree(root: Path | None, names: Sequence[bytes]) -> Sequence[tuple[bytes, int]] | None:
+    if root is None:
+        return None
+    try:
+        fd = _open_folder(root, names)
+    except OSError:
+        return None
+    try:
+        entries = os.listdir(fd)  # noqa: PTH208 - pathlib cannot list an open folder
+        return [(os.fsencode(name), os.stat(name, dir_fd=fd, follow_symlinks=False).st_ctime_ns) for name in entries]
+    except OSError:  # the image is being removed
+        return None
+    finally:
+        os.close(fd)
+
+
+def _open_folder(root: Path, names: Sequence[bytes]) -> int:
     """Open a folder of the image without following a symbolic link and without leaving the image.
 
     Raises:
         OSError: The folder does not exist.
-        ValueError: The path is not absolute, or contains ``.`` or ``..``.
     """
-    names = [name for name in folder.split(b"/") if name]
-    if not folder.startswith(b"/") or b".." in names or b"." in names:
-        raise ValueError(folder)
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in names:
         try:

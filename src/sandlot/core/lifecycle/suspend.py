@@ -212,7 +212,7 @@ async def _write_files(supervisor: SandboxSupervisor) -> int:
         await dependencies.memory_images.remove(sandbox.id)
         await dependencies.memory_images.make(sandbox.id)
         template = await dependencies.templates.resolve(sandbox.spec.template)
-        return await overlay.pack_overlay(sandbox, dependencies.memory_images.layer(sandbox.id), template.root.tree, link)
+        return await overlay.pack_overlay(sandbox, dependencies.memory_images.layer(sandbox.id), template.root, link)
     finally:
         reservation.release()
 

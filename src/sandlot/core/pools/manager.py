@@ -94,7 +94,7 @@ class PoolManager:
         Raises:
             NotFoundError: The template does not exist; code ``template_not_found``.
             ForbiddenError: The operator does not allow the isolation, or a private pool would have prepared sandboxes.
-            UnsupportedError: The driver cannot freeze sandboxes.
+            UnsupportedError: The driver cannot freeze sandboxes, or cannot start sandboxes of the template.
             InvalidRequestError: The metadata is invalid, or a sandbox of these limits can never fit on this node.
             LimitError: The owner has the maximum number of pools, or ``sizes.warm`` exceeds the quota; code ``quota_exceeded``.
             ConflictError: The owner has a pool of this spec.
@@ -107,6 +107,7 @@ class PoolManager:
                 f"Isolation {driver!r} cannot have pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
+        admission.check_root(capabilities, ref.name, await self._templates.root_kind(ref))
         self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
         check_metadata(metadata or {})
         config = PoolConfig(PoolSpec(ref, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})

@@ -14,7 +14,7 @@ from sandlot.core.ports import ResolvedTemplate, TemplateStore
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import TemplateRef
+from sandlot.model.specs import RootKind, TemplateRef
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -53,6 +53,10 @@ class Templates:
                 fields={"template": name[:64]},
             )
         return ref
+
+    async def root_kind(self, ref: TemplateRef) -> RootKind:
+        """Return the kind of root file system that all builds of a template have."""
+        return await self._store.root_kind(ref)
 
 
 class TemplateResolver:

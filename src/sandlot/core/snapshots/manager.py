@@ -264,7 +264,7 @@ class SnapshotManager:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
             base = await self._templates.resolve(sandbox.spec.template)
-            return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root.tree)
+            return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root)
         return await writer.write_image(sandbox, into, durable=True)
 
     async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:

@@ -181,7 +181,7 @@ class SnapshotVerifier:
         layer = self._images.layer(record.id)
         await self._records.check_layer_quota(record)
         base = await self._templates.resolve(sandbox.spec.template)
-        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root.tree)
+        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root)
         try:
             await self._records.save_layer(record, size_bytes)
         except LimitError:

@@ -51,9 +51,9 @@ from sandlot.host.cgroups import Cgroup, detect_layout, group_names
 from sandlot.host.id_ranges import RANGES, IdRanges
 from sandlot.host.launcher import Stage, StageError, read_started
 from sandlot.host.process_identity import open_process
-from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, HostError, InternalError, NotFoundError, UnsupportedError
 from sandlot.model.ports import Capabilities, DriverCapability, HeadroomRange, Instance, PreparedSandbox, ProbeResult, Resources, VolumeView
-from sandlot.model.specs import Limits, Shape
+from sandlot.model.specs import Limits, RootFs, RootKind, Shape
 
 _MAX_TEMPLATES = 16
 """Number of disk sizes for which the content of an empty disk is kept in memory, about 0.2 MiB each."""
@@ -127,11 +127,11 @@ class OciDriver:
             snapshot: Snapshot that will be restored. The sandbox then uses the runtime build that wrote the snapshot. None: the installed build.
 
         Raises:
+            UnsupportedError: The root file system is an image, and the runtime starts sandboxes only from folders.
             ConflictError: ``snapshot_unusable``: the snapshot is not complete, or the build that wrote it is not available.
             HostError: The host does not meet a requirement; the hint gives the fix.
         """
-        if not (shape.root.tree / "").is_dir():
-            raise InternalError(f"The root file system {shape.root.tree} does not exist.")
+        _check_root(shape.root, self._runtime, self.name)
         program = await run_blocking(self._builds.current if snapshot is None else partial(self._build_of, snapshot))
         has_card = (await run_blocking(self._cards.probe, program)).ok
         if not has_card:
@@ -168,6 +168,7 @@ class OciDriver:
             runtime_sha256=program.sha256,
             root_digest=shape.root.digest,
             limits=shape.limits,
+            root_kind=shape.root.kind,
         )
         await run_blocking(resources.create_folder, record)
         # The Python interpreter of the stage process starts while the other resources are created.
@@ -181,8 +182,8 @@ class OciDriver:
             program=program,
             folder=folder,
             entry_files=resources.cgroup.entry_files,
-            has_image=self._has_image(program),
-            has_tmp=await run_blocking(_is_empty, shape.root.tree / "tmp"),
+            has_image=self._has_image(program, shape),
+            has_tmp=shape.root.tree is not None and await run_blocking(_is_empty, shape.root.tree / "tmp"),
             first_id=first_id,
             boot_id=str(uuid.UUID(bytes=self._settings.ids(16), version=4)),
             has_card=has_card,
@@ -191,7 +192,7 @@ class OciDriver:
         return first_id
 
     def _create_resources(self, resources: SandboxHostResources, shape: Shape, program: Program) -> int | None:
-        disk = self._disk_template(shape.limits.disk_bytes, resources.folder) if self._has_image(program) else None
+        disk = self._disk_template(shape.limits.disk_bytes, resources.folder) if self._has_image(program, shape) else None
         resources.create_resources(shape.limits, disk, allocated=self._settings.allocates_disks)
         if not self._runtime.own_ids:
             return None
@@ -199,9 +200,12 @@ class OciDriver:
         layout, start = self._detected_layout(), int.from_bytes(self._settings.ids(2), "big") % RANGES
         return IdRanges().take(str(resources.cgroup.name), lambda name: Cgroup(layout, PurePosixPath(name)).exists(), start)
 
-    def _has_image(self, program: Program) -> bool:
-        """Return whether the disk of a sandbox is an image file: always if disks are allocated, because a runtime's own file cannot be."""
-        return self._settings.allocates_disks or not program.limits_disk
+    def _has_image(self, program: Program, shape: Shape) -> bool:
+        """Return whether the disk of a sandbox is an image file: always if disks are allocated, because a runtime's own file cannot be.
+
+        The disk is also an image file if the root file system is an image: the limit in runsc's command line has no effect then.
+        """
+        return self._settings.allocates_disks or not program.limits_disk or shape.root.kind is RootKind.IMAGE
 
     def _disk_template(self, size_bytes: int, folder: SandboxFolder) -> disk_images.DiskTemplate:
         template = self._disks.get(size_bytes)
@@ -327,6 +331,18 @@ def gvisor(settings: DriverSettings) -> OciDriver:
 def container(settings: DriverSettings) -> OciDriver:
     """Create the ``container`` driver, which runs sandboxes with crun, on the host's own kernel."""
     return OciDriver("container", settings, Crun())
+
+
+def _check_root(root: RootFs, runtime: Runtime, driver: str) -> None:
+    """Check that a root file system exists and that a runtime can start sandboxes from it."""
+    if root.kind is RootKind.IMAGE and (reason := runtime.unsupported.get(DriverCapability.BOOT_IMAGE, "")):
+        raise UnsupportedError(
+            f"The {driver} driver cannot start a sandbox from an image: {reason}.",
+            hint="Use isolation `gvisor` for this template.",
+            fields={"field": "isolation"},
+        )
+    if not (root.require_tree().is_dir() if root.image is None else root.image.is_file()):
+        raise InternalError(f"The root file system {root.image or root.tree} does not exist.")
 
 
 def _is_empty(folder: Path) -> bool:

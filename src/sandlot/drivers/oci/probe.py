@@ -241,6 +241,7 @@ async def _try_live(instance: Instance, results: dict[DriverCapability, ProbeRes
     for capability in (DriverCapability.LIMIT_MEMORY, DriverCapability.LIMIT_CPU, DriverCapability.LIMIT_PIDS):
         results[capability] = _YES if counted else ProbeResult(ok=False, reason="the sandbox runs outside of its control group")
     results[DriverCapability.LIMIT_DISK] = _YES
+    results.setdefault(DriverCapability.BOOT_IMAGE, _YES)  # the host needs nothing more for an image
     results.setdefault(DriverCapability.SHOW_LIMITS, _YES)
     for capability, changes in _CHANGES.items():
         results[capability] = await _try_changes(instance, changes)

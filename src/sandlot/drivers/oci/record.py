@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import Limits
+from sandlot.model.specs import Limits, RootKind
 
 VERSION = 1
 
@@ -38,6 +38,7 @@ class Record:
         runtime_sha256: SHA-256 of the runtime's program, in hexadecimal.
         root_digest: Digest of the root file system.
         limits: Current limits of the sandbox.
+        root_kind: Form of the root file system.
     """
 
     ref: str
@@ -47,6 +48,7 @@ class Record:
     runtime_sha256: str
     root_digest: str
     limits: Limits
+    root_kind: RootKind = RootKind.TREE
 
     def dump(self) -> str:
         """Return the record as JSON."""
@@ -61,6 +63,7 @@ def load(text: str) -> Record | None:
             return None
         fields["step"] = Step(fields["step"])
         fields["limits"] = Limits(**fields["limits"])
+        fields["root_kind"] = RootKind(fields.get("root_kind", RootKind.TREE))  # absent in records of earlier versions
         return Record(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, InvalidRequestError):
         return None

@@ -142,7 +142,7 @@ class RuntimePlanInputs:
         folder: Folder of the sandbox on the host.
         entry_files: Files to which a process writes to enter the sandbox's control group.
         has_image: True if the disk is an image file with its own file system. False: the disk is a folder, whose size the runtime limits.
-        has_tmp: True if the root file system has an empty ``/tmp``.
+        has_tmp: True if the root file system is a folder with an empty ``/tmp``.
         first_id: First id of the sandbox's range of the host's user and group ids. None: the runtime uses no ranges.
         boot_id: Random UUID that programs in the sandbox read as the boot id of the kernel.
         has_card: True if the sandbox gets a network card that leads to the guest.

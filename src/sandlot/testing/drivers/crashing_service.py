@@ -1,6 +1,7 @@
 """A program that uses a driver, as the service does, until a test kills the program with SIGKILL. This simulates a crash of the service.
 
-The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR ROOT DIGEST``. The modes:
+The program is ``python -m sandlot.testing.drivers.crashing_service MODE DRIVER NODE DATA_DIR DIGEST TREE IMAGE INDEX``. ``TREE``, or ``IMAGE`` and
+``INDEX``, is an empty text. The modes:
 
 - ``live``: boot a sandbox, write a file into the sandbox, print the sandbox's reference and wait.
 - ``prepared``: prepare a sandbox, print ``ready`` and wait.
@@ -37,7 +38,9 @@ def crashing_service(harness: DriverHarness, mode: str) -> Iterator[tuple[subpro
         harness: Driver that the program uses.
         mode: Mode of the program: ``live``, ``prepared``, ``churn`` or ``snapshots``.
     """
-    arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), str(harness.root.tree), harness.root.digest]
+    root = harness.root
+    paths = [str(path or "") for path in (root.tree, root.image, root.index)]
+    arguments = [mode, harness.driver_name, harness.node, str(harness.data_dir), root.digest, *paths]
     service = subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         if service.stdout is None:
@@ -114,10 +117,11 @@ def main(arguments: list[str]) -> None:
     """Use the driver as the mode in the first argument says, until a test kills this program.
 
     Args:
-        arguments: Mode of the program, name of the driver, node id, state directory, path and digest of the root file system.
+        arguments: Mode of the program, name of the driver, node id, state directory, and the fields of the root file system.
     """
-    mode, driver_name, node, data_dir, root, digest = arguments
-    harness = DriverHarness(driver_name, RootFs(digest, Path(root)), NodeId(node), Path(data_dir))
+    mode, driver_name, node, data_dir, digest, *paths = arguments
+    root = RootFs(digest, *(Path(path) if path else None for path in paths))
+    harness = DriverHarness(driver_name, root, NodeId(node), Path(data_dir))
     asyncio.run({"live": live, "prepared": prepared, "churn": churn, "snapshots": snapshots}[mode](harness))
 
 

@@ -9,7 +9,9 @@ import pytest
 
 from sandlot.core.files import overlay
 from sandlot.core.files.overlay import OverlayDraft, describe_folder
+from sandlot.host.image_index import write_index
 from sandlot.model.errors import HostError, LimitError
+from sandlot.model.specs import RootFs
 
 MISSING = [{"missing": True}]
 
@@ -19,7 +21,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def tree(tmp_path: Path) -> Path:
     made = tmp_path / "root"
     (made / "etc/deep").mkdir(parents=True)
     (made / "etc/file").write_text("1")
@@ -29,15 +31,45 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-def test_folder_is_described_by_names_and_change_times(root: Path) -> None:
+@pytest.fixture
+def root(tree: Path) -> RootFs:
+    return RootFs("0", tree)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> RootFs:
+    """The root file system of an image, whose index alone exists."""
+    folders = {b"/": {b"etc": 1, b"up": 2}, b"/etc": {b"deep": 3, b"file": 4, b"link": 5}, b"/etc/deep": {}}
+    with (tmp_path / "index").open("xb") as file:
+        write_index(file, folders)
+    return RootFs("0", image=tmp_path / "no-image", index=tmp_path / "index")
+
+
+def test_folder_is_described_by_names_and_change_times(root: RootFs, tree: Path) -> None:
     (message,) = describe_folder(root, b"/etc")
     found, ctimes = message["names"], message["ctimes"]
     assert isinstance(found, list)
     assert isinstance(ctimes, list)
-    assert dict(zip(found, ctimes, strict=True)) == {name.encode(): os.lstat(root / "etc" / name).st_ctime_ns for name in ("deep", "file", "link")}
+    assert dict(zip(found, ctimes, strict=True)) == {name.encode(): os.lstat(tree / "etc" / name).st_ctime_ns for name in ("deep", "file", "link")}
     assert message["more"] is False
     assert describe_folder(root, b"/etc/deep/") == [{"names": [], "ctimes": [], "more": False}]
     assert describe_folder(root, b"/")[0]["names"]
+
+
+def test_folder_of_an_image_is_described_from_the_index(image: RootFs) -> None:
+    assert describe_folder(image, b"/etc") == [{"names": [b"deep", b"file", b"link"], "ctimes": [3, 4, 5], "more": False}]
+    assert describe_folder(image, b"//etc/deep/") == [{"names": [], "ctimes": [], "more": False}]
+    assert describe_folder(image, b"/") == [{"names": [b"etc", b"up"], "ctimes": [1, 2], "more": False}]
+
+
+def test_damaged_index_is_an_error_of_the_host(image: RootFs) -> None:
+    assert image.index is not None
+    image.index.write_bytes(b"SLINDEX")
+    with pytest.raises(HostError, match="cut off"):
+        describe_folder(image, b"/etc")
+    image.index.unlink()
+    with pytest.raises(HostError, match="No such file"):
+        describe_folder(image, b"/etc")
 
 
 @pytest.mark.parametrize(
@@ -59,13 +91,14 @@ def test_folder_is_described_by_names_and_change_times(root: Path) -> None:
         None,
     ],
 )
-def test_anything_but_a_folder_of_the_image_counts_as_missing(root: Path, folder: object) -> None:
+def test_anything_but_a_folder_of_the_image_counts_as_missing(root: RootFs, image: RootFs, folder: object) -> None:
     assert describe_folder(root, folder) == MISSING
+    assert describe_folder(image, folder) == MISSING
 
 
-def test_large_folder_is_described_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_described_in_parts(root: RootFs, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlay, "MAX_NAMES", 10)
-    many = root / "many"
+    many = tree / "many"
     many.mkdir()
     for number in range(11):
         (many / str(number)).touch()

@@ -105,7 +105,7 @@ async def test_callers_share_one_build(images: SlowImages) -> None:
     first.cancel()
     images.finish.set()
 
-    assert (await second).root.tree.name
+    assert (await second).root.require_tree().name
     assert images.built == ["user-0"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci import record as records
-from sandlot.drivers.oci.driver import OciDriver
+from sandlot.drivers.oci.driver import OciDriver, container
 from sandlot.drivers.oci.gvisor.runtime import Runsc
 from sandlot.drivers.oci.host_resources import SandboxHostResources
 from sandlot.drivers.oci.instance import OciInstance
@@ -23,9 +23,9 @@ from sandlot.host.cgroup_layout import GroupLimits
 from sandlot.host.cgroups import Cgroup, detect_layout
 from sandlot.host.process_identity import identify
 from sandlot.host.programs import content_sha256
-from sandlot.model.errors import InternalError, NotFoundError
+from sandlot.model.errors import InternalError, NotFoundError, UnsupportedError
 from sandlot.model.ids import new_node_id
-from sandlot.model.specs import MIB, Limits, RootFs, Shape
+from sandlot.model.specs import MIB, Limits, RootFs, RootKind, Shape
 from sandlot.testing.drivers.leftovers import leftovers
 from tests.unit.drivers.oci.snapshots.test_memory_index import index
 
@@ -109,6 +109,37 @@ async def test_record_of_a_prepared_sandbox_says_prepare(settings: DriverSetting
     await prepared.destroy()
     assert record is not None
     assert record.step is Step.PREPARE
+
+
+async def test_record_of_a_prepared_sandbox_names_the_kind_of_its_root(settings: DriverSettings, tmp_path: Path) -> None:
+    (tmp_path / "image").touch()
+    root = RootFs("0", image=tmp_path / "image", index=tmp_path / "index")
+    prepared = await driver(settings).prepare(Shape(root, LIMITS))
+    (folder,) = (settings.data_dir / "sandboxes").iterdir()
+    record = records.read(folder / "record.json")
+    await prepared.destroy()
+    assert record is not None
+    assert record.root_kind is RootKind.IMAGE
+
+
+async def test_root_that_was_removed_is_an_error(settings: DriverSettings, tmp_path: Path) -> None:
+    for root in (
+        RootFs("0", tmp_path / "none"),
+        RootFs("0", image=tmp_path / "none", index=tmp_path / "index"),
+        RootFs("0", image=tmp_path, index=tmp_path),
+    ):
+        with pytest.raises(InternalError, match="does not exist"):
+            await driver(settings).prepare(Shape(root, LIMITS))
+    assert leftovers(settings.data_dir, settings.node) == ()
+
+
+async def test_container_refuses_an_image_and_says_why(settings: DriverSettings, tmp_path: Path) -> None:
+    (tmp_path / "image").touch()
+    root = RootFs("0", image=tmp_path / "image", index=tmp_path / "index")
+    with pytest.raises(UnsupportedError, match="kernel would have to mount the image") as refused:
+        await container(settings).prepare(Shape(root, LIMITS))
+    assert "gvisor" in refused.value.hint
+    assert leftovers(settings.data_dir, settings.node) == ()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from sandlot.drivers.oci import record as records
 from sandlot.drivers.oci.record import Record, Step
-from sandlot.model.specs import Limits
+from sandlot.model.specs import Limits, RootKind
 
 RECORD = Record("ab27-x", Step.PREPARE, "gvisor", "/usr/bin/runsc", "00ff", "digest", Limits(memory_bytes=1 << 30, cpus=0.5, pids=99))
 
@@ -22,6 +22,13 @@ def test_record_is_read_as_written_and_replaced(tmp_path: Path) -> None:
         records.write(path, replace(RECORD, step=step))
         assert records.read(path) == replace(RECORD, step=step)
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_record_of_an_earlier_version_is_that_of_a_sandbox_on_a_folder() -> None:
+    fields = json.loads(replace(RECORD, root_kind=RootKind.IMAGE).dump())
+    assert records.load(json.dumps(fields)) == replace(RECORD, root_kind=RootKind.IMAGE)
+    del fields["root_kind"]
+    assert records.load(json.dumps(fields)) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,7 @@ def test_record_is_read_as_written_and_replaced(tmp_path: Path) -> None:
         json.dumps({**json.loads(RECORD.dump()), "limits": {"memory_bytes": 1}}),
         json.dumps({**json.loads(RECORD.dump()), "limits": {"memory": 1 << 30}}),
         json.dumps({**json.loads(RECORD.dump()), "limits": None}),
+        json.dumps({**json.loads(RECORD.dump()), "root_kind": "disk"}),
         json.dumps({**json.loads(RECORD.dump()), "more": 1}),
         json.dumps({name: value for name, value in json.loads(RECORD.dump()).items() if name != "ref"}),
     ],

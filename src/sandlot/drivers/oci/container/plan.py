@@ -82,7 +82,7 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("file", VIEW_BOOT_ID, f"{inputs.boot_id}\n", 0o444),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
         ("ids", VIEW_IDS, inputs.first_id, IDS),
-        ("idmapped", str(shape.root.tree), VIEW_LOWER, VIEW_IDS),
+        ("idmapped", str(shape.root.require_tree()), VIEW_LOWER, VIEW_IDS),
         ("disk", str(folder.disk_image), VIEW_DISK),
         # crun creates the mount points of volumes. Users inside must be able to pass through them, whatever the service's own umask is.
         ("umask", 0o022),

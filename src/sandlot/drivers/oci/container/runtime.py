@@ -42,6 +42,7 @@ _UNSUPPORTED: Mapping[DriverCapability, str] = MappingProxyType(
             "the memory of a container belongs to the host's kernel. Saving it takes CRIU, which Sandlot does not use because it ties a snapshot to "
             "one kernel; use isolation gvisor for snapshots"
         ),
+        DriverCapability.BOOT_IMAGE: "the host's kernel would have to mount the image, which could attack the kernel",
         DriverCapability.CONFIGURE_VOLUMES: "the mounts of a container are fixed when it starts",
         DriverCapability.SHOW_LIMITS: "a container sees the host's memory and processors in /proc; its limits apply nevertheless",
     }

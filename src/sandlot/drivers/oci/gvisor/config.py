@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from sandlot.drivers.oci.gvisor.plan import KERNEL_OOM_SCORE
-from sandlot.drivers.oci.paths import VIEW_GROUP, VIEW_ROOT, VIEW_VOLUMES
+from sandlot.drivers.oci.paths import VIEW_DISK, VIEW_GROUP, VIEW_IMAGE, VIEW_ROOT, VIEW_VOLUMES
 from sandlot.drivers.oci.runtime import GUEST_PATH, OCI_VERSION
 from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
-from sandlot.model.specs import Shape
+from sandlot.model.specs import RootKind, Shape
 from sandlot.protocol.schema import NETWORK_ARGUMENT
 
 HOST_NAME = "sandbox"
@@ -21,6 +21,14 @@ HUB = f"{GUEST_ROOT}/{VOLUMES}"
 OPEN_FILES_SOFT = 65536
 OPEN_FILES_HARD = 1_048_576
 """Linux's own maximum (fs.nr_open). Open files inside take memory of gVisor's kernel only, which the memory limit covers."""
+
+IMAGE_ANNOTATIONS = {
+    "dev.gvisor.spec.rootfs.source": VIEW_IMAGE,
+    "dev.gvisor.spec.rootfs.type": "erofs",
+    "dev.gvisor.spec.rootfs.overlay": f"dir={VIEW_DISK}",
+}
+"""Annotations that make runsc open an EROFS image, read-only, instead of the folder ``root.path`` (pkg ``runsc/boot/mount_hints.go``). runsc mounts a
+tmpfs at an empty ``/tmp`` of the root file system, so images contain an entry there."""
 
 CAPABILITIES = (
     # Usual capabilities of root in a container: files, other users, low ports, device nodes. Device nodes give access to no device.
@@ -61,6 +69,7 @@ def oci_config(shape: Shape, limits: GroupLimits, *, has_hub: bool, has_card: bo
     capabilities = list(CAPABILITIES)
     return {
         "ociVersion": OCI_VERSION,
+        "annotations": dict(IMAGE_ANNOTATIONS) if shape.root.kind is RootKind.IMAGE else {},
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},

@@ -10,6 +10,7 @@ from sandlot.drivers.oci.paths import (
     VIEW_DISK,
     VIEW_FOLDER,
     VIEW_GROUP,
+    VIEW_IMAGE,
     VIEW_MOUNT,
     VIEW_PROGRAM,
     VIEW_ROOT,
@@ -21,7 +22,7 @@ from sandlot.host.cgroup_layout import CPU_PERIOD_US, GroupLimits, cpu_quota_us
 from sandlot.host.launcher import Operation
 from sandlot.host.nat_table import nat_table
 from sandlot.host.programs import date_of_version
-from sandlot.model.specs import MAX_VOLUMES, Limits
+from sandlot.model.specs import MAX_VOLUMES, Limits, RootFs, RootKind
 from sandlot.protocol.schema import NETWORK_ADDRESS
 
 KERNEL_OOM_SCORE = 1000
@@ -82,7 +83,8 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         *(("mkdir", path) for path in (VIEW, VIEW_FOLDER, VIEW_PROGRAM, VIEW_ROOT, VIEW_DISK)),
         ("bind", str(folder.path), VIEW_FOLDER, "rw"),
         ("bind", str(inputs.program.path.parent), VIEW_PROGRAM, "ro"),
-        ("bind", str(shape.root.tree), VIEW_ROOT, "ro"),
+        # For a sandbox whose root is an image, VIEW_ROOT stays empty. Only the kernel of gVisor opens the image.
+        *([("bind", str(shape.root.tree), VIEW_ROOT, "ro")] if shape.root.kind is RootKind.TREE else _image(shape.root)),
         *(
             [("bind", str(folder.tmp), f"{VIEW_ROOT}/tmp", "ro")]  # noqa: S108 - the sandbox's
             if inputs.has_tmp
@@ -91,6 +93,10 @@ def stage_plan(inputs: RuntimePlanInputs) -> tuple[Operation, ...]:
         ("disk", str(folder.disk_image), VIEW_DISK) if inputs.has_image else ("bind", str(folder.disk), VIEW_DISK, "rw"),
         *([("skip_membarrier",)] if date_of_version(inputs.program.version) < LAZY_MEMBARRIER_DATE else []),
     )
+
+
+def _image(root: RootFs) -> tuple[Operation, ...]:
+    return ("file", VIEW_IMAGE, ""), ("bind", str(root.image), VIEW_IMAGE, "ro")
 
 
 def _shown_cgroups(limits: GroupLimits) -> tuple[Operation, ...]:

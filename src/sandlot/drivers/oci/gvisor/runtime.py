@@ -176,7 +176,7 @@ class Runsc:
         has_card: bool,
     ) -> dict[str, Any]:
         """Return the ``config.json`` of the sandbox's OCI bundle, not yet encoded."""
-        has_hub = (shape.root.tree / HUB.strip("/")).is_dir()
+        has_hub = shape.root.tree is None or (shape.root.tree / HUB.strip("/")).is_dir()
         netns = NETNS if program.copies_network else ""
         return oci_config(shape, group_limits(shape.limits), has_hub=has_hub, has_card=has_card, netns=netns)
 

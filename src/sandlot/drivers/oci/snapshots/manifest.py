@@ -6,7 +6,8 @@ snapshot is restored needs:
 
 ============  =======================================================================================================================
 runtime       The same build, compared by SHA-256. Copies of old builds are kept, so an upgrade of the package makes no snapshot unusable.
-root          The same digest, because the files that the sandbox has written are stored as changes of this root.
+root          The same digest and kind, because the files that the sandbox has written are stored as changes of this root. A snapshot of a
+              sandbox with another kind of root would not answer: the file server of a folder is part of the snapshot, an image needs none.
 memory, disk  At least as much as before: programs have laid out their data for the old amount, and /dev/shm keeps its size. MemTotal
               shows the new limit.
 cpus, pids    Any value. The number of processors inside is part of the snapshot, and the control group limits the processor time. The
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import Limits, Shape
+from sandlot.model.specs import Limits, RootKind, Shape
 
 VERSION = 1
 """Version of the manifest and of the list of mounts in ``gvisor/config.py``: a restored sandbox finds the mounts in the snapshot by their paths."""
@@ -41,6 +42,7 @@ class Manifest:
         root_digest: Digest of the root file system.
         limits: Limits of the sandbox when the snapshot was written.
         files: Size in bytes of each file of the snapshot except the manifest, by file name.
+        root_kind: Form of the root file system.
     """
 
     driver: str
@@ -50,6 +52,7 @@ class Manifest:
     root_digest: str
     limits: Limits
     files: Mapping[str, int]
+    root_kind: RootKind = RootKind.TREE
 
     def dump(self) -> str:
         """Return the manifest as JSON."""
@@ -62,6 +65,8 @@ class Manifest:
         if self.runtime_sha256 != runtime_sha256:
             writer = f"{self.runtime_version}, {self.runtime_sha256[:12]}"
             return f"it was written by another build of {self.runtime} ({writer}), but this sandbox uses build {runtime_sha256[:12]}"
+        if self.root_kind is not shape.root.kind:
+            return f"it was written with a root file system of kind {self.root_kind}, but that of this sandbox is of kind {shape.root.kind}"
         if self.root_digest != shape.root.digest:
             return f"it was written with the root file system {self.root_digest[:19]}, but this sandbox has {shape.root.digest[:19]}"
         for name in ("memory_bytes", "disk_bytes"):
@@ -78,6 +83,7 @@ def load(text: str) -> Manifest | None:
         if fields.pop("version") != VERSION:
             return None
         fields["limits"] = Limits(**fields["limits"])
+        fields["root_kind"] = RootKind(fields.get("root_kind", RootKind.TREE))  # absent in snapshots of earlier versions
         fields["files"] = {str(name): int(size) for name, size in fields["files"].items()}
         return Manifest(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, InvalidRequestError):

@@ -119,6 +119,7 @@ def _finish(resources: SandboxHostResources, running: RunningOciRuntime, record:
             root_digest=record.root_digest,
             limits=record.limits,
             files=image_files.sizes(image),
+            root_kind=record.root_kind,
         )
         size = image_files.finish(image, manifest, request.into, durable=request.durable)
     # A restore that follows soon needs the page cache, so it is dropped only if it may keep the sandbox above its limit.

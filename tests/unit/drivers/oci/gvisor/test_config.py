@@ -46,6 +46,19 @@ def test_namespace_that_runsc_copies_is_the_only_difference() -> None:
     assert json.loads(json.dumps(copied)) == config()
 
 
+def test_image_is_named_by_annotations_and_nothing_else_differs() -> None:
+    shape = Shape(RootFs("x", image=Path("/cache/image"), index=Path("/cache/index")), LIMITS)
+    of_image = json.loads(json.dumps(oci_config(shape, group_limits(LIMITS), has_hub=True, has_card=False)))
+    assert of_image.pop("annotations") == {
+        "dev.gvisor.spec.rootfs.source": "/run/sandlot/image",
+        "dev.gvisor.spec.rootfs.type": "erofs",
+        "dev.gvisor.spec.rootfs.overlay": "dir=/run/sandlot/disk",
+    }
+    of_tree = config()
+    assert of_tree.pop("annotations") == {}
+    assert of_image == of_tree
+
+
 def test_dangerous_capabilities_are_omitted() -> None:
     capabilities = config()["process"]["capabilities"]
     assert set(capabilities) == {"bounding", "effective", "permitted"}

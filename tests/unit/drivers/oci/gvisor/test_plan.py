@@ -20,10 +20,11 @@ PROGRAM = Program("runsc", Path("/data/runtimes/00/runsc"), "00", "x")
 DOORS = (Path("/sys/fs/cgroup/memory/sandlot/ab27/x/tasks"), Path("/sys/fs/cgroup/pids/sandlot/ab27/x/tasks"))
 
 
+INPUTS = RuntimePlanInputs(SHAPE, PROGRAM, FOLDER, DOORS, has_image=True, has_tmp=True, first_id=None, boot_id="", has_card=True)
+
+
 def plan(*, program: Program = PROGRAM, has_image: bool = True, has_tmp: bool = True) -> tuple[Operation, ...]:
-    return stage_plan(
-        RuntimePlanInputs(SHAPE, program, FOLDER, DOORS, has_image=has_image, has_tmp=has_tmp, first_id=None, boot_id="", has_card=True)
-    )
+    return stage_plan(replace(INPUTS, program=program, has_image=has_image, has_tmp=has_tmp))
 
 
 def test_control_group_is_entered_before_anything_is_created() -> None:
@@ -44,6 +45,15 @@ def test_root_is_mounted_read_only_and_paths_are_short() -> None:
     assert [operation for operation in plan() if operation[0] == "bind" and operation[3] == "rw"] == [
         ("bind", str(FOLDER.path), "/run/sandlot/instance", "rw")
     ]
+
+
+def test_image_is_one_read_only_file_and_the_folder_of_the_root_stays_empty() -> None:
+    shape = replace(SHAPE, root=RootFs("x", image=Path("/cache/image"), index=Path("/cache/index")))
+    of_image = stage_plan(replace(INPUTS, shape=shape, has_tmp=False))
+    operations = [operation for operation in of_image if operation not in plan()]
+    assert operations == [("file", "/run/sandlot/image", ""), ("bind", "/cache/image", "/run/sandlot/image", "ro")]
+    assert ("mkdir", "/run/sandlot/root") in of_image
+    assert not any(str(operation[-2]).startswith("/run/sandlot/root") for operation in of_image if operation[0] == "bind")
 
 
 def test_hub_has_a_folder_for_each_volume_and_one_more() -> None:
