@@ -52,7 +52,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateSettings:
-    """What a build gives the sandboxes that start from it.
+    """Settings that a build gives the sandboxes that start from it.
 
     Args:
         env: Environment of all processes.
