@@ -14,6 +14,7 @@ from tests.meta.tree import PACKAGE, ROOT, modules, name, rooms
 #: programs are started as files, with a copy of protocol/values.py next to them.
 INSIDE = {
     "protocol": ("sandlot.protocol",),
+    "builds/merge_program": ("sandlot.protocol.tar", "sandlot.protocol", "sandlot.host.image_index", "sandlot.builds.merge_program"),
     "guest": ("sandlot.protocol", "sandlot.guest"),
     "guest/fs": ("sandlot.protocol", "sandlot.guest"),
     "guest/kernels": ("sandlot.protocol", "sandlot.guest"),

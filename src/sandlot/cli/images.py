@@ -96,7 +96,7 @@ def _store(cache: Path | None, recipes: Path | None, reserve_bytes: int | None =
     # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
     own = recipe.load_folder(recipes) if recipes else {}
-    return ImageStore(cache or cache_from(os.environ), {**recipe.builtin(), **own}, reserve_bytes=reserve_bytes)
+    return ImageStore(cache or cache_from(os.environ), {**recipe.shipped(), **own}, reserve_bytes=reserve_bytes)
 
 
 class _TimedProgress:

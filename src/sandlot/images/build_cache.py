@@ -68,7 +68,7 @@ class BuildCache:
             HostError: The cache directory is not writable.
             LimitError: The disk of the cache directory is full, or no more than the reserve is free.
         """
-        with _translated_errors(self._cache):
+        with translated_errors(self._cache):
             found = self.find(key)
             if found is not None:
                 return found
@@ -123,7 +123,7 @@ class BuildCache:
 
 
 @contextmanager
-def _translated_errors(cache: Path) -> Iterator[None]:
+def translated_errors(cache: Path) -> Iterator[None]:
     """Translate OSErrors that report a full disk or missing permissions into Sandlot's errors, with a hint."""
     try:
         yield

@@ -105,6 +105,14 @@ def copy_argv(source: Path, target: Path) -> tuple[str, ...]:
     return ("setpriv", "--pdeathsig", "KILL", "cp", "-a", "--reflink=auto", str(source), str(target))
 
 
+def pack_argv(tree: Path) -> tuple[str, ...]:
+    """Return the command that writes an archive of a tree to its output (tar(1)), with numeric owners, extended attributes and exact times."""
+    return (
+        *("setpriv", "--pdeathsig", "KILL", "tar", "--create", "--format=posix", "--pax-option=delete=atime,delete=ctime"),
+        *("--numeric-owner", "--sort=name", "--xattrs", "--xattrs-include=*", f"--directory={tree}", "."),
+    )
+
+
 def own_program_argv(root: Path, loader: Path, libraries: Iterable[Path], program: Path) -> tuple[str, ...]:
     """Return the command that starts a program of a tree without chroot, so that the program can read and write files of the host.
 

@@ -4,6 +4,7 @@ A recipe begins with Debian packages or with the image of another recipe. It add
 and commands to run::
 
     description = "one line for people"
+    internal = false                     # true: the service alone uses the image, and there is no template of this name
     from = "base"                        # or the table [debian], never both
 
     [debian]
@@ -50,7 +51,7 @@ GENERATION = 3
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-_KINDS: Mapping[type, str] = {str: "text", list: "list", dict: "table"}
+_KINDS: Mapping[type, str] = {str: "text", bool: "boolean", list: "list", dict: "table"}
 _Value = TypeVar("_Value")
 _VARIANTS = ("extract", "custom", "essential", "apt", "required", "minbase", "important", "standard")
 
@@ -100,6 +101,7 @@ class Recipe:
         env: Environment variables of every process in the sandbox, in addition to those of the parent.
         files: Text of each file to create, by absolute path inside the image.
         run: Commands that run at the end of the build, in this order.
+        internal: True if the service alone uses the image, which is then no template.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     run: tuple[Step, ...] = ()
+    internal: bool = False
 
 
 def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
@@ -140,6 +143,7 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
         env=table.text_table("env"),
         files=table.text_table("files"),
         run=tuple(_step(step) for step in table.tables("run")),
+        internal=table.flag("internal"),
     )
     table.done()
     if (recipe.debian is None) == (recipe.parent is None):
@@ -155,7 +159,12 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
 
 
 def builtin() -> Mapping[str, Recipe]:
-    """Return the recipes that come with Sandlot, by name."""
+    """Return the recipes of the templates that come with Sandlot, by name."""
+    return {name: recipe for name, recipe in shipped().items() if not recipe.internal}
+
+
+def shipped() -> Mapping[str, Recipe]:
+    """Return all recipes that come with Sandlot, internal ones included, by name."""
     return _read(
         {
             entry.name: entry.read_text(encoding="utf-8")
@@ -191,12 +200,13 @@ def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
         recipe = recipes.get(wanted)
         if recipe is None:
             message = f"There is no template {wanted!r}." if not line else f"The parent {wanted!r} of the recipe {line[-1].name} does not exist."
-            known = ", ".join(sorted(recipes)) or "none"
+            templates = sorted(name for name, recipe in recipes.items() if not recipe.internal)
+            known = ", ".join(templates) or "none"
             raise NotFoundError(
                 message,
                 code=ErrorCode.TEMPLATE_NOT_FOUND,
                 hint=f"Use one of these templates: {known}.",
-                fields={"template": wanted, "known": sorted(recipes)},
+                fields={"template": wanted, "known": templates},
             )
         if recipe in line:
             raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*line, recipe])}.")
@@ -229,7 +239,7 @@ def image_key(line: Sequence[Recipe], architecture: str) -> str:
     parts = []
     for recipe in line:
         content = asdict(recipe)
-        for name in ("name", "description", "parent", "env"):
+        for name in ("name", "description", "parent", "env", "internal"):
             del content[name]
         parts.append(content)
     return hashlib.sha256(json.dumps([GENERATION, architecture, parts], sort_keys=True).encode()).hexdigest()
@@ -294,6 +304,9 @@ class _Table:
 
     def text(self, name: str) -> str:
         return self._take(name, str, "")
+
+    def flag(self, name: str) -> bool:
+        return self._take(name, bool, False)
 
     def text_list(self, name: str) -> tuple[str, ...]:
         values = self._take(name, list, [])

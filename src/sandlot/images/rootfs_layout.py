@@ -30,7 +30,7 @@ OWNED = "/usr/local"
 SUDO = f'#!/bin/sh\nexec {" ".join(INTERPRETER_ARGV)} {GUEST_ROOT}/helpers/sudo.py "$@"\n'
 """Text of ``/usr/bin/sudo``. It sends the command to the guest, which runs as root: set-uid bits have no effect in a gVisor sandbox."""
 
-_FOLDERS: Mapping[str, tuple[int, int]] = {
+FOLDERS: Mapping[str, tuple[int, int]] = {
     "/dev": (0o755, 0),
     "/etc": (0o755, 0),
     "/home": (0o755, 0),
@@ -81,10 +81,11 @@ _REMOVED = (
 
 _SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
 
-_FILES: Mapping[str, str] = {
+FILES: Mapping[str, str] = {
     "/etc/hostname": "sandbox\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 sandbox\n",
 }
+"""Files of every image that replace what a build has left: text by path."""
 
 _DEVICES: Mapping[str, tuple[int, int]] = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 """Major and minor number of each device node in /dev that commands of a build need, by name (the kernel's devices.txt)."""
@@ -100,7 +101,7 @@ def apply_layout(root: Path, files: Mapping[str, str]) -> None:
     Raises:
         InvalidRequestError: A parent of one of the paths is not a folder.
     """
-    for path, (mode, owner) in _FOLDERS.items():
+    for path, (mode, owner) in FOLDERS.items():
         _make_folder(root, path, mode, owner)
     _copy_skeleton(root)
     _add_entry(root, "/etc/passwd", "root", "root:x:0:0:root:/root:/bin/sh", 0o644)
@@ -143,7 +144,7 @@ def remove_build_traces(root: Path) -> None:
     for path in _SCRATCH:
         for folder_left in (root / path[1:]).iterdir():
             shutil.rmtree(folder_left)
-    for path, text in _FILES.items():
+    for path, text in FILES.items():
         write_file(root, path, text, 0o644)
     if (root / "etc/apt").is_dir():
         _make_folder(root, "/etc/apt/sources.list.d", 0o755, 0)

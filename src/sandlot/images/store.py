@@ -86,7 +86,7 @@ class ImageStore:
 
     Args:
         cache: The cache directory. All its folders must be on one file system. The first build creates it if it does not exist.
-        known: The recipes by name. None: the recipes that come with Sandlot.
+        known: The recipes by name. None: all recipes that come with Sandlot.
         reserve_bytes: Bytes of the disk that builds leave free. None: 5 %, 1 to 4 GiB.
     """
 
@@ -95,7 +95,7 @@ class ImageStore:
     def __init__(self, cache: Path, known: Mapping[str, Recipe] | None = None, *, reserve_bytes: int | None = None) -> None:
         self._cache = cache.absolute()
         self._space = FreeSpace(self._cache, reserve_bytes)
-        self._recipes = recipes.builtin() if known is None else known
+        self._recipes = recipes.shipped() if known is None else known
         self._images = BuildCache(self._cache, "images", self._space)
         self._interpreters = BuildCache(self._cache, "interpreters", self._space)
         self._guests = BuildCache(self._cache, "guests", self._space)
@@ -103,12 +103,17 @@ class ImageStore:
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
-        """The recipes by the names of their templates."""
+        """The recipes of templates by their names, without internal ones."""
+        return {name: recipe for name, recipe in self._recipes.items() if not recipe.internal}
+
+    @property
+    def all_recipes(self) -> Mapping[str, Recipe]:
+        """All recipes by their names, internal ones included."""
         return self._recipes
 
     def names(self) -> list[str]:
         """Return the names of all templates that have a recipe, sorted."""
-        return sorted(self._recipes)
+        return sorted(self.recipes)
 
     def ensure(self, name: str, progress: Progress = discard_progress) -> Image:
         """Return the image of a template. If the image does not exist, build it and its missing ancestors first.
@@ -190,6 +195,22 @@ class ImageStore:
         line = recipes.lineage(self._recipes, name)
         key = recipes.image_key(line, build.architecture())
         return self._image(name, key, recipes.environment(line)) if self._images.find(key) is not None else None
+
+    def find_image(self, digest: str) -> Image | None:
+        """Return the image of a template with this digest, or None if no recipe has built it or if it was removed.
+
+        Args:
+            digest: Digest of the image, which earlier packages of its recipe may have had.
+        """
+        for key in self._images.keys():  # noqa: SIM118 - not a mapping
+            folder = self._images.find(key)
+            if folder is not None and (manifest := build.read_manifest(folder))["digest"] == digest:
+                return self._image(str(manifest["name"]), key, {})
+        return None
+
+    def ensure_guest(self, progress: Progress = discard_progress) -> str:
+        """Return the digest of this version's guest layer. Build the layer first if it does not exist."""
+        return str(build.read_manifest(self._guest(progress))["digest"])
 
     def list(self) -> list[CachedBuild]:
         """Return all build results in the cache."""

@@ -126,6 +126,10 @@ OPERATOR: Final = Principal(owner=LOCAL, name="operator", operator=True, quota=U
 """Principal of clients of the Unix socket."""
 
 
+INTERNAL: Final = Principal(owner=OwnerId("internal"), name="service", quota=UNBOUNDED)
+"""Principal of sandboxes in which the service itself works for its users, such as those that make images. No API key has this owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
     """Part of a quota that an owner uses.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 BLOCK_BYTES = 512
 END = bytes(2 * BLOCK_BYTES)
@@ -146,11 +146,21 @@ def inner_target(target: str, depth: int, root: str) -> str | None:
 
 
 class Reader:
-    """Reads an archive. Call :meth:`feed` with its bytes, then :meth:`close`."""
+    """Reads an archive. Call :meth:`feed` with its bytes, then :meth:`close`.
 
-    __slots__ = ("_block", "_extended", "_global", "_last", "_left", "_meta", "_metas", "_skip", "_zeros", "began", "ended")
+    A subclass may read more: it changes :attr:`refused`, :attr:`kinds` and :meth:`is_kept`, and returns its own members from :meth:`make`.
+    """
+
+    __slots__ = ("_block", "_extended", "_global", "_last", "_left", "_meta", "_metas", "_skip", "_zeros", "began", "ended", "position")
+
+    refused: Mapping[bytes, str] = _REFUSED
+    """Type of a refused entry -> the rest of a sentence that begins with its name."""
+    kinds: Mapping[bytes, str] = _KINDS
+    """Type of an entry -> its kind."""
 
     def __init__(self) -> None:
+        self.position = 0
+        """Number of bytes that were read. When a file is yielded, its content begins here."""
         self.began = False
         self.ended = False
         """True after the end of the archive. Bytes after it are ignored."""
@@ -178,6 +188,7 @@ class Reader:
                 piece = view[at : at + self._left]
                 self._left -= len(piece)
                 at += len(piece)
+                self.position += len(piece)
                 yield piece
                 if not self._left:
                     yield FINISHED
@@ -185,12 +196,16 @@ class Reader:
                 step = min(self._skip, len(view) - at)
                 self._skip -= step
                 at += step
+                self.position += step
             elif self._meta is not None:
-                at += self._take_meta(view[at:])
+                step = self._take_meta(view[at:])
+                at += step
+                self.position += step
             else:
                 piece = view[at : at + BLOCK_BYTES - len(self._block)]
                 self._block += piece
                 at += len(piece)
+                self.position += len(piece)
                 if len(self._block) == BLOCK_BYTES:
                     member = self._read_header(bytes(self._block))
                     self._block.clear()
@@ -223,7 +238,7 @@ class Reader:
         self._check(block)
         self.began = True
         kind = block[156:157]
-        size = self._number(block[124:136], "size")
+        size = self.number(block[124:136], "size")
         if kind in {b"x", b"X", b"g", b"L", b"K"}:
             self._begin_meta(kind, size)
             return None
@@ -234,14 +249,14 @@ class Reader:
         self._last = name
         if kind == b"V":  # the label of a volume
             return None
-        if kind in _REFUSED or "GNU.sparse" in extended:
-            raise TarError(f"The archive's entry {shown(name)} {_REFUSED.get(kind, _REFUSED[b'S'])}.", name)
-        if kind not in _KINDS:
+        if kind in self.refused or "GNU.sparse" in extended:
+            raise TarError(f"The archive's entry {shown(name)} {self.refused.get(kind, self.refused[b'S'])}.", name)
+        if kind not in self.kinds:
             raise TarError(f"The archive's entry {shown(name)} has an unknown type, {kind!r}.", name)
         return self._member(name, kind, block, size, extended)
 
     def _member(self, name: str, kind: bytes, block: bytes, size: int, extended: dict[str, bytes]) -> Member:
-        word = FOLDER if kind == b"\0" and name.endswith("/") else _KINDS[kind]  # in the v7 format, a folder is a name that ends with a slash
+        word = FOLDER if kind == b"\0" and name.endswith("/") else self.kinds[kind]  # in the v7 format, a folder is a name that ends with a slash
         if "size" in extended:
             if not extended["size"].isdigit() or len(extended["size"]) > 19:  # noqa: PLR2004 - digits of a 64-bit number
                 raise self._broken("size")
@@ -252,7 +267,22 @@ class Reader:
         self._skip = -size % BLOCK_BYTES
         target = _text(extended["linkpath"]) if "linkpath" in extended else _text(_field(block[157:257]))
         mode, mtime_s = self._lenient(block[100:108]), self._lenient(block[136:148])
-        return Member(name, word, size=size, mode=mode & 0o7777, mtime_s=min(mtime_s, LATEST_S), target=target)
+        return self.make(Member(name, word, size=size, mode=mode & 0o7777, mtime_s=min(mtime_s, LATEST_S), target=target), block, extended)
+
+    def make(self, member: Member, block: bytes, extended: dict[str, bytes]) -> Member:
+        """Return the member to yield.
+
+        Args:
+            member: Member with the values that every reader has.
+            block: Header of the member.
+            extended: Keyword -> value of the pax headers that apply to the member.
+        """
+        del block, extended
+        return member
+
+    def is_kept(self, key: bytes) -> bool:
+        """Return True if the values of a keyword of pax headers are kept."""
+        return key in KEPT
 
     def _name(self, block: bytes, extended: dict[str, bytes]) -> str:
         if "path" in extended:
@@ -267,7 +297,7 @@ class Reader:
         The checksum is the sum of the header's bytes. The bytes of the checksum field are counted as blanks. Some old programs add signed bytes.
         """
         rest = block[:148] + b" " * 8 + block[156:]
-        total, written = sum(rest), self._number(block[148:156], "checksum")
+        total, written = sum(rest), self.number(block[148:156], "checksum")
         if written not in {total, total - 256 * sum(byte >> 7 for byte in rest)}:
             raise self._broken("checksum")
 
@@ -306,17 +336,16 @@ class Reader:
             if not space or not digits.isdigit():
                 raise self._broken("extended header")
             end = at + int(digits)
-            record = data[at + len(digits) + 1 : end]
-            key, equals, value = record.partition(b"=")
+            key, equals, value = data[at + len(digits) + 1 : end].partition(b"=")
             if end > len(data) or not equals or not value.endswith(b"\n"):
                 raise self._broken("extended header")
             word = b"GNU.sparse" if key.startswith(b"GNU.sparse") else key
-            if word in KEPT:
+            if self.is_kept(word):
                 found[_text(word)] = value[:-1]
             at = end
         return found
 
-    def _number(self, field: bytes, what: str) -> int:
+    def number(self, field: bytes, what: str) -> int:
         """Parse a field that contains octal digits, or a binary number if its first bit is set (GNU tar). ``what`` is the field's name for errors."""
         if field[0] & 0x80:
             value = int.from_bytes(field, "big") - (1 << (len(field) * 8 - 1))
@@ -331,7 +360,7 @@ class Reader:
     def _lenient(self, field: bytes) -> int:
         """Return the number in a header field that is not essential, such as the mode; 0 if the number is invalid."""
         try:
-            return self._number(field, "")
+            return self.number(field, "")
         except TarError:
             return 0
 
@@ -353,12 +382,12 @@ def header(member: Member) -> bytes:
     name, target = _bytes(member.name.rstrip("/") + "/" if member.kind == FOLDER else member.name), _bytes(member.target)
     records = b""
     if not _is_text(name) or not _is_text(target):
-        records += _record(b"hdrcharset", b"BINARY")
+        records += record(b"hdrcharset", b"BINARY")
     for key, value in ((b"path", name), (b"linkpath", target)):
         if len(value) > 100 or not value.isascii():  # noqa: PLR2004 - bytes of the field in the header
-            records += _record(key, value)
+            records += record(key, value)
     if member.size >= _FITS_BYTES:
-        records += _record(b"size", str(member.size).encode())
+        records += record(b"size", str(member.size).encode())
     block = _block(name, member, {FILE: b"0", FOLDER: b"5", SYMLINK: b"2", HARDLINK: b"1"}[member.kind], target)
     if not records:
         return block
@@ -372,8 +401,17 @@ def message_header(key: str, text: str) -> bytes:
         key: Keyword, such as ``ERROR_CODE``. POSIX reserves keywords with an upper-case prefix for vendors, so other programs ignore the record.
         text: Value of the record.
     """
-    record = _record(key.encode(), text.encode("utf-8", "replace"))
-    return _block(b"PaxHeader", Member("", FILE, size=len(record)), b"g", b"") + record + padding(len(record))
+    data = record(key.encode(), text.encode("utf-8", "replace"))
+    return _block(b"PaxHeader", Member("", FILE, size=len(data)), b"g", b"") + data + padding(len(data))
+
+
+def record(key: bytes, value: bytes) -> bytes:
+    """Return a record of a pax header. Pure."""
+    rest = len(key) + len(value) + 3
+    length = rest + len(str(rest))
+    if len(str(length)) > len(str(rest)):
+        length += 1
+    return b"%d %s=%s\n" % (length, key, value)
 
 
 def padding(size: int) -> bytes:
@@ -396,14 +434,6 @@ def _block(name: bytes, member: Member, kind: bytes, target: bytes) -> bytes:
     )
     block = b"".join(fields).ljust(BLOCK_BYTES, b"\0")
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-def _record(key: bytes, value: bytes) -> bytes:
-    rest = len(key) + len(value) + 3
-    length = rest + len(str(rest))
-    if len(str(length)) > len(str(rest)):
-        length += 1
-    return b"%d %s=%s\n" % (length, key, value)
 
 
 def _field(raw: bytes) -> bytes:

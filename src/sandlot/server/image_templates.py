@@ -16,7 +16,7 @@ import structlog
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.host.blocking import run_in_own_thread
 from sandlot.images.store import ImageStore
-from sandlot.model.access import LOCAL, Principal
+from sandlot.model.access import INTERNAL, LOCAL, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, RootKind, TemplateRef
@@ -44,9 +44,10 @@ class ImageTemplates:
         """Return all templates and the state of their builds."""
         return await asyncio.to_thread(self._list)
 
-    async def find(self, _principal: Principal, name: str) -> TemplateRef | None:
-        """Return the built-in template of a name, or None if there is none."""
-        return TemplateRef(LOCAL, name) if name in self._store.recipes else None
+    async def find(self, principal: Principal, name: str) -> TemplateRef | None:
+        """Return the built-in template of a name, or None if there is none. Only the service itself finds internal images."""
+        known = self._store.all_recipes if principal == INTERNAL else self._store.recipes
+        return TemplateRef(LOCAL, name) if name in known else None
 
     async def root_kind(self, _ref: TemplateRef) -> RootKind:
         """Return the kind of the root file systems of all recipes."""

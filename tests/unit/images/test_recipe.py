@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sandlot.images import recipe as recipes
 from sandlot.images.recipe import Debian, Recipe, Step
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User
 from sandlot.protocol import schema
@@ -22,6 +23,7 @@ DEBIAN = '[debian]\nsuite = "bookworm"\npackages = ["busybox-static"]\n'
 def test_every_key_of_a_recipe_is_read() -> None:
     text = """
         description = "d"
+        internal = true
         from = "base"
         [python]
         lock = "x.lock"
@@ -43,7 +45,19 @@ def test_every_key_of_a_recipe_is_read() -> None:
         env={"A": "1"},
         files={"/etc/a": "b"},
         run=(Step(("true",)), Step(("id", "-u"), User.USER)),
+        internal=True,
     )
+
+
+def test_internal_recipes_are_no_templates(tmp_path: Path) -> None:
+    internal = {name for name, recipe in recipes.shipped().items() if recipe.internal}
+    assert internal == {"builder"}
+    assert internal.isdisjoint(recipes.builtin())
+    store = ImageStore(tmp_path)
+    assert store.names() == sorted(store.recipes) == sorted(recipes.builtin())
+    with pytest.raises(NotFoundError) as error:
+        recipes.lineage(recipes.shipped(), "nothing")
+    assert "builder" not in error.value.hint
 
 
 def test_debian_table_is_read() -> None:

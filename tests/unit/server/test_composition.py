@@ -12,7 +12,7 @@ import pytest
 from sandlot.drivers.registry import driver_names
 from sandlot.host.blocking import outlast_cancellation
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
-from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.model.access import INTERNAL, LOCAL, OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import NodeId
 from sandlot.model.network import NetworkMode, NetworkPolicy, network_entries
@@ -102,6 +102,13 @@ def test_every_installed_driver_is_there() -> None:
     drivers = own_drivers(SETTINGS, NodeId("aaaa"))
     assert tuple(drivers) == driver_names()
     assert all(driver.name == name for name, driver in drivers.items())
+
+
+async def test_only_the_service_finds_internal_images(tmp_path: Path) -> None:
+    templates = ImageTemplates(ImageStore(tmp_path))
+    assert await templates.find(INTERNAL, "builder") == TemplateRef(LOCAL, "builder")
+    assert await templates.find(OPERATOR, "builder") is None
+    assert "builder" not in {each.name for each in await templates.list(OPERATOR)}
 
 
 async def test_templates_are_the_recipes_and_bring_their_environment() -> None:
