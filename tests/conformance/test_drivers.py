@@ -18,9 +18,11 @@ from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, Instance
 from sandlot.model.specs import Limits, RootFs
 from sandlot.testing.drivers.cleanup import CleanupSuite
+from sandlot.testing.drivers.contract import SnapshotContractSuite
 from sandlot.testing.drivers.harness import SMALL_LIMITS, ConnectedSandbox, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 from sandlot.testing.drivers.isolation import IsolationSuite
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
+from sandlot.testing.drivers.limits import LimitsSuite
 from sandlot.testing.drivers.network import OWN_ADDRESS, NetworkSuite
 from sandlot.testing.drivers.snapshots import SnapshotSuite
 from sandlot.testing.drivers.suite import DriverSuite, DriverSuiteWithoutSnapshots
@@ -30,6 +32,11 @@ from tests.support.command_line import open_without_control
 @pytest.fixture(scope="session")
 def root() -> RootFs:
     return ImageStore(cache_from(os.environ)).root("base")
+
+
+@pytest.fixture(scope="session")
+def image_root() -> RootFs:
+    return ImageStore(cache_from(os.environ)).root_image("base")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +133,26 @@ class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, DriverSuite):
         """The copied device of loopback type has all addresses, so gVisor takes every destination for an own address."""
         async with harness.sandbox() as sandbox:
             assert (await sandbox.python(f"import socket\n{OWN_ADDRESS}")).stdout == "8.8.8.8\n"
+
+
+class GvisorOnAnImage:
+    """gVisor with a root file system that is an EROFS image."""
+
+    @pytest.fixture
+    def harness(self, image_root: RootFs, tmp_path: Path) -> DriverHarness:
+        return DriverHarness("gvisor", root=image_root, node=new_node_id(), data_dir=tmp_path / "state")
+
+
+class TestGvisorOnAnImage(GvisorOnAnImage, CleanupSuite):
+    """Some tests in every run; ``test_gvisor_images.py`` has others."""
+
+    test_full_disk_is_an_error_inside_only = LimitsSuite.test_full_disk_is_an_error_inside_only
+    test_snapshot_that_ends_the_sandbox_is_complete = SnapshotContractSuite.test_snapshot_that_ends_the_sandbox_is_complete
+
+
+@pytest.mark.soak
+class TestAllOfGvisorOnAnImage(GvisorOnAnImage, DriverSuite):
+    """All tests."""
 
 
 class TestContainer(DriverSuiteWithoutSnapshots):

@@ -2,7 +2,7 @@
 
 The kernel of gVisor reads the image. Layers of strangers are never unpacked on the host: their images are made in a sandbox, in the same format.
 
-Two images of equal trees are equal byte for byte. Files keep their times (``--mkfs-time``), because byte code contains the time of its source. gVisor
+Two images of one tree are equal byte for byte. Files keep their times (``--mkfs-time``), because byte code contains the time of its source. gVisor
 supports no compression and no data within inodes (``-Enoinline_data``).
 """
 
@@ -19,43 +19,58 @@ from sandlot.host.locked_folder import remove_tree
 from sandlot.images import plan, tree
 from sandlot.images.command import CommandRunner
 from sandlot.images.interpreter import loader_of
-from sandlot.model.specs import RootFs
 
 IMAGE, INDEX = "root.erofs", "root.index"
 """Names of both files in the folder of an image."""
 _MKFS = "usr/bin/mkfs.erofs"
 
 
-def build_root_image(root: RootFs, folder: Path, builder: Path, runner: CommandRunner) -> RootFs:
-    """Make an image of a root file system that is a folder, and return the root file system that is this image.
+def build_root_image(root: Path, digest: str, folder: Path, builder: Path, runner: CommandRunner) -> None:
+    """Make an image of a root file system that is a folder.
+
+    gVisor compares the UUID of the image when it restores a snapshot. The UUID depends on all that decides the layout of the image: the digest, and
+    the index, because the times of folders are not part of the digest of a tree.
 
     Args:
         root: The folder. It was built on this host, and is not written to.
-        folder: Empty folder for both files, on the file system of the tree. Its parent gets a temporary copy of the tree, which consists of hard
-            links.
+        digest: Digest of the image (:func:`image_digest`).
+        folder: Folder for the image and its index, on the file system of the tree. Its parent gets a temporary copy of the tree, which consists of
+            hard links.
         builder: Tree of Debian 13 with the package erofs-utils. The version of Debian 12 lacks ``--mkfs-time``.
         runner: Runs mkfs.erofs.
 
     Raises:
         HostError: mkfs.erofs failed.
     """
-    image, index, copy = folder / IMAGE, folder / INDEX, folder.with_name(f"{folder.name}.tree")
+    copy = folder.with_name(f"{folder.name}.tree")
     try:
-        tree.link_tree(root.require_tree(), copy)
+        tree.link_tree(root, copy)
         _keep_tmp_on_disk(copy / "tmp")
-        os.utime(copy, ns=(plan.BUILD_TIME_S * 10**9,) * 2)
-        loader, libraries = loader_of(builder)
-        runner.run(
-            "making the image of the root file system",
-            plan.mkfs_erofs_argv(plan.own_program_argv(builder, loader, libraries, Path(_MKFS)), copy, image, uuid_of(root.digest)),
-            env={},
-        )
-        with index.open("xb") as file:
+        os.utime(copy, (plan.BUILD_TIME_S, plan.BUILD_TIME_S))
+        with (folder / INDEX).open("xb") as file:
             write_index(file, list_folders(copy))
+        layout = hashlib.sha256(digest.encode() + (folder / INDEX).read_bytes()).hexdigest()
+        loader, libraries = loader_of(builder)
+        program = plan.own_program_argv(builder, loader, libraries, Path(_MKFS))
+        argv = plan.mkfs_erofs_argv(program, copy, folder / IMAGE, uuid_of(layout))
+        runner.run("making the image of the root file system", argv, env={})
     finally:
         remove_tree(copy)
-    with image.open("rb") as content:
-        return RootFs(hashlib.file_digest(content, "sha256").hexdigest(), image=image, index=index)
+
+
+def image_digest(root: str, builder: str) -> str:
+    """Return the digest of the image of a root file system.
+
+    Args:
+        root: Digest of the folder.
+        builder: Digest of the image with mkfs.erofs, whose version decides the layout.
+    """
+    return hashlib.sha256(f"{root}\0{builder}".encode()).hexdigest()
+
+
+def uuid_of(digest: str) -> uuid.UUID:
+    """Return a UUID that depends on a digest only."""
+    return uuid.UUID(bytes=hashlib.sha256(digest.encode()).digest()[:16])
 
 
 def list_folders(root: Path) -> dict[bytes, dict[bytes, int]]:
@@ -68,15 +83,6 @@ def list_folders(root: Path) -> dict[bytes, dict[bytes, int]]:
         if stat.S_ISDIR(status.st_mode):
             folders[inside] = {}
     return folders
-
-
-def uuid_of(digest: str) -> uuid.UUID:
-    """Return the UUID of the image of a root file system. gVisor compares it when it restores a snapshot.
-
-    Args:
-        digest: Digest of the folder.
-    """
-    return uuid.UUID(bytes=hashlib.sha256(digest.encode()).digest()[:16])
 
 
 def _keep_tmp_on_disk(tmp: Path) -> None:

@@ -3,12 +3,14 @@
 A root is built from these parts, each of which is built once and cached::
 
     recipe ──────────────► images/KEY ──────┐
-                                            ├──► roots/DIGEST ──► RootFs
-    interpreters/KEY ────► guests/KEY ──────┘
+                                            ├──► roots/DIGEST ──► RootFs, a folder
+    interpreters/KEY ────► guests/KEY ──────┘         │
+                                                      └─────────► root-images/DIGEST ──► RootFs, an EROFS image
 
 Invariants:
 - A KEY is a hash of a build's inputs. A DIGEST is a hash of the built content: two roots with the same digest are equal byte for byte. Two builds
   of one recipe have different digests if Debian's packages changed in between.
+- An EROFS image is a complete copy of a root, which is made again in seconds, so it is a cache.
 - Calls block: some milliseconds if nothing has to be built, else minutes. Call them in a thread.
 - Callers must not write into returned folders, because other builds share their files by hard links.
 """
@@ -16,12 +18,13 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot.host.free_space import FreeSpace
-from sandlot.images import build, interpreter
+from sandlot.images import build, interpreter, root_image
 from sandlot.images import recipe as recipes
 from sandlot.images.build_cache import BuildCache
 from sandlot.images.command import CommandRunner
@@ -31,6 +34,8 @@ from sandlot.link import payload
 from sandlot.model.errors import NotFoundError
 from sandlot.model.specs import RootFs
 
+BUILDER = "builder"
+"""Name of the recipe whose image has mkfs.erofs."""
 DEFAULT_CACHE = Path("/var/cache/sandlot")
 GUEST_GENERATION = 2
 """Part of a guest layer's key. Raise this number when a change of ``build_guest_layer`` makes it build another layer from the same sources."""
@@ -69,9 +74,9 @@ class CachedBuild:
     """A build result in the cache.
 
     Args:
-        kind: ``images``, ``interpreters``, ``guests`` or ``roots``.
-        key: Key of the result. For roots it is the digest.
-        name: Name of the recipe, for images and roots. For the other kinds: ``interpreter`` or ``guest``.
+        kind: ``images``, ``interpreters``, ``guests``, ``roots`` or ``root-images``.
+        key: Key of the result. For roots and EROFS images it is the digest.
+        name: Name of the recipe, for images, roots and EROFS images. For the other kinds: ``interpreter`` or ``guest``.
         size_bytes: Total size of the files in the result.
     """
 
@@ -90,7 +95,7 @@ class ImageStore:
         reserve_bytes: Bytes of the disk that builds leave free. None: 5 %, 1 to 4 GiB.
     """
 
-    __slots__ = ("_cache", "_guests", "_images", "_interpreters", "_recipes", "_roots", "_space")
+    __slots__ = ("_cache", "_guests", "_images", "_interpreters", "_recipes", "_root_images", "_roots", "_space")
 
     def __init__(self, cache: Path, known: Mapping[str, Recipe] | None = None, *, reserve_bytes: int | None = None) -> None:
         self._cache = cache.absolute()
@@ -100,6 +105,7 @@ class ImageStore:
         self._interpreters = BuildCache(self._cache, "interpreters", self._space)
         self._guests = BuildCache(self._cache, "guests", self._space)
         self._roots = BuildCache(self._cache, "roots", self._space)
+        self._root_images = BuildCache(self._cache, "root-images", self._space)
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -161,13 +167,40 @@ class ImageStore:
         folder = self._roots.ensure(digest, fill, lambda: reporter.step("waiting for another process that is adding the guest layer"))
         return RootFs(digest=digest, tree=folder / build.TREE)
 
+    def root_image(self, name: str, progress: Progress = discard_progress) -> RootFs:
+        """Return the EROFS image of the root file system of a template. Make the image and build missing parts first.
+
+        Args:
+            name: Name of the template.
+            progress: Function that is called with a line of text for each step of a build. If this function raises, the build ends.
+
+        Raises:
+            NotFoundError: There is no such template. The hint lists the known templates.
+            HostError: A program is not installed on the host, or a step of the build failed.
+            LimitError: The disk is full, or no more than its reserve is free.
+        """
+        root, builder, reporter = self.root(name, progress), self.ensure(BUILDER, progress), ProgressReporter(name, progress)
+        digest = root_image.image_digest(root.digest, builder.digest)
+
+        def fill(folder: Path, lock: int) -> None:
+            reporter.step("making the image of the root file system")
+            runner = self._runner(f"root-image-{digest[:12]}", lock)
+            root_image.build_root_image(root.require_tree(), digest, folder, builder.path, runner)
+            size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            (folder / build.MANIFEST).write_text(json.dumps({"name": name, "digest": digest, "size_bytes": size_bytes}) + "\n", encoding="utf-8")
+
+        folder = self._root_images.ensure(digest, fill, lambda: reporter.step("waiting for another process that is making the image"))
+        return _root_image(digest, folder)
+
     def find_root(self, digest: str) -> RootFs | None:
-        """Return the root file system with this digest, or None if it was removed.
+        """Return the root file system with this digest, a folder or an EROFS image, or None if it was removed.
 
         A new build of a template does not remove the root file systems of earlier builds.
         """
-        folder = self._roots.find(digest)
-        return None if folder is None else RootFs(digest=digest, tree=folder / build.TREE)
+        folder, image = self._roots.find(digest), self._root_images.find(digest)
+        if folder is None:
+            return None if image is None else _root_image(digest, image)
+        return RootFs(digest=digest, tree=folder / build.TREE)
 
     def find_current_root(self, name: str) -> RootFs | None:
         """Return the root file system that :meth:`root` returns, or None if a part of it has not been built. Builds nothing.
@@ -177,6 +210,15 @@ class ImageStore:
         """
         image, guest = self.find(name), self._guests.find(self._guest_key(build.architecture()))
         return None if image is None or guest is None else self.find_root(_root_digest(image.path.parent, guest))
+
+    def find_current_root_image(self, name: str) -> RootFs | None:
+        """Return the EROFS image that :meth:`root_image` returns, or None if a part of it has not been built. Builds nothing.
+
+        Raises:
+            NotFoundError: There is no such template.
+        """
+        root, builder = self.find_current_root(name), self.find(BUILDER) if BUILDER in self._recipes else None
+        return None if root is None or builder is None else self.find_root(root_image.image_digest(root.digest, builder.digest))
 
     def environment(self, name: str) -> Mapping[str, str]:
         """Return the environment variables of every process in sandboxes of a template.
@@ -247,17 +289,13 @@ class ImageStore:
         lineages = [recipes.lineage(self._recipes, name) for name in self._recipes]
         wanted = {*keep, interpreter.key(architecture), self._guest_key(architecture)}
         wanted.update(recipes.image_key(line, architecture) for line in lineages)
-        guest = self._guests.find(self._guest_key(architecture))
-        if guest is not None:
-            for line in lineages:
-                folder = self._images.find(recipes.image_key(line, architecture))
-                if folder is not None:
-                    wanted.add(_root_digest(folder, guest))
+        for name in self._recipes:
+            wanted.update(root.digest for root in (self.find_current_root(name), self.find_current_root_image(name)) if root is not None)
         removed = sum(builds.remove(key) for builds in self._caches() for key in builds.keys() if key not in wanted)  # noqa: SIM118
         return removed + self._roots.sweep()
 
     def _caches(self) -> tuple[BuildCache, ...]:
-        return (self._roots, self._guests, self._interpreters, self._images)
+        return (self._root_images, self._roots, self._guests, self._interpreters, self._images)
 
     def _image(self, name: str, key: str, env: Mapping[str, str]) -> Image:
         folder = self._images.find(key)
@@ -309,6 +347,10 @@ class ImageStore:
         log = logs / f"{name}.log"
         log.unlink(missing_ok=True)
         return CommandRunner(log, self._space, inherit=(lock,))
+
+
+def _root_image(digest: str, folder: Path) -> RootFs:
+    return RootFs(digest, image=folder / root_image.IMAGE, index=folder / root_image.INDEX)
 
 
 def _root_digest(image: Path, guest: Path) -> str:

@@ -268,7 +268,7 @@ class RootFs:
     """A root file system: a folder or an image. It is shared by sandboxes, read-only, and never changes.
 
     Args:
-        digest: SHA-256 of the content, in hexadecimal. Root file systems of one kind with the same digest are equal.
+        digest: SHA-256 of all inputs of the build, in hexadecimal. Root file systems with the same digest are equal.
         tree: Folder on the host that contains the root file system, with the guest in ``.sandlot``. None: the root file system is an image.
         image: EROFS image. It contains the guest in ``.sandlot`` and an entry in ``/tmp``. None: the root file system is a folder.
         index: File with the names and times of all entries of the image (``host/image_index.py``). None: the root file system is a folder.
