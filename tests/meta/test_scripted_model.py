@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from tests.support.garbage import collected
 from tests.support.scripted_model.endpoint import Endpoint, scripted_model
 from tests.support.scripted_model.steps import MIB, Call, Conversation, Cut, Fail, Hang, Say, Script, Step, Truncate
 
@@ -44,8 +44,8 @@ STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "str
 @pytest.fixture(autouse=True)
 def _streams_are_collected() -> Iterator[None]:
     """Broken streams leave their sockets to the garbage collector, which would find them in another test."""
-    yield
-    gc.collect()
+    with collected():
+        yield
 
 
 def body_of(protocol: str, *, streamed: bool) -> dict[str, Any]:

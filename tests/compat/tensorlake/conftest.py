@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator
 
 import pytest
 from tensorlake.sandbox import Sandbox, SandboxClient
 
+from tests.support.garbage import collected
 from tests.support.tcpservice import TcpService, tcp_service
 
 
@@ -28,8 +28,8 @@ def sockets_are_collected() -> Iterator[None]:
     """The client leaves the sockets of terminals that ended, or were refused, to the garbage collector, which may find them in any later test."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
-        yield
-        gc.collect()
+        with collected():
+            yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from sandlot.agents import AsyncSandboxTools
 from sandlot.sdk import AsyncClient
 from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.garbage import collected
 from tests.support.service import Bench, bench, client
 
 
@@ -51,8 +51,8 @@ MakeTools = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _streams_are_collected() -> Iterator[None]:
     """Broken streams of the vendors' packages leave their sockets to the garbage collector, which would find them in another test."""
-    yield
-    gc.collect()
+    with collected():
+        yield
 
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")

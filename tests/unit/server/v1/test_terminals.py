@@ -79,8 +79,6 @@ async def test_a_slow_reader_holds_up_its_program_only_and_takes_bounded_memory(
         assert (await http.post(url + "/processes", json={"command": "echo fine"})).json()["stdout"] == "fine\n"
     finally:
         screen.transport.abort()
-    waited = (await http.get(f"{url}/processes/{process}/wait", params={"timeout": 60})).json()
-    assert waited["exit"]["exit_code"] == 0, "with nobody looking it runs on"
 
 
 async def test_disconnect_is_noticed_while_typed_input_is_not_read(at: Bench, http: httpx.AsyncClient, url: str) -> None:
