@@ -453,6 +453,8 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("volumes of a sandbox", "", str(specs.MAX_VOLUMES), ""),
             ("volumes of a key", "none", "none", "quotas `volumes`, `volume_bytes`"),
             ("snapshots of a key", "none", "none", "quotas `snapshots`, `snapshot_bytes`"),
+            ("templates of a key", str(Quota().templates), "none", "quota `templates`"),
+            ("size of all builds of templates of a key", _size(Quota().template_bytes or 0), "none", "quota `template_bytes`"),
             ("`warm`, `max` and `prepared` of a pool", f"1, {pools.DEFAULT_MAX}, 0", f"{pools.MAX_SIZE:,} each", "the pool's request"),
             ("private pools of a key", str(Quota().pools), "none", "quota `pools`"),
         ],

@@ -24,7 +24,10 @@ _Result = TypeVar("_Result")
 
 keys = typer.Typer(help="Create, list, change and revoke API keys.", no_args_is_help=True)
 
-_SIZES = "memory_bytes", "disk_bytes", "upload_bytes", "stored_execution_bytes", "stored_file_bytes", "snapshot_bytes", "volume_bytes"
+_SIZES = (
+    *("memory_bytes", "disk_bytes", "upload_bytes", "stored_execution_bytes"),
+    *("stored_file_bytes", "snapshot_bytes", "volume_bytes", "template_bytes"),
+)
 
 
 def parse_quota_size(text: str) -> int:
@@ -78,6 +81,10 @@ MaxVolumes = Annotated[int | None, typer.Option("--max-volumes", metavar="N", mi
 MaxVolumeSize = Annotated[
     int | None, typer.Option("--max-volume-size", metavar="SIZE", help="Sum of the sizes of all volumes.", parser=parse_quota_size)
 ]
+MaxTemplates = Annotated[int | None, typer.Option("--max-templates", metavar="N", min=-1, help="Number of templates.")]
+MaxTemplateSize = Annotated[
+    int | None, typer.Option("--max-template-size", metavar="SIZE", help="Size of all builds of templates together.", parser=parse_quota_size)
+]
 MaxPools = Annotated[int | None, typer.Option("--max-pools", metavar="N", min=-1, help="Number of private pools.")]
 MaxNetwork = Annotated[
     str | None, typer.Option("--max-network", metavar="MODE", help="Most open network mode of a sandbox: none, packages, allowlist or internet.")
@@ -113,6 +120,8 @@ def create(  # noqa: PLR0913 - each is an option
     max_snapshot_size: MaxSnapshotSize = None,
     max_volumes: MaxVolumes = None,
     max_volume_size: MaxVolumeSize = None,
+    max_templates: MaxTemplates = None,
+    max_template_size: MaxTemplateSize = None,
     max_pools: MaxPools = None,
     max_network: MaxNetwork = None,
     installs: Installs = None,
@@ -144,6 +153,8 @@ def create(  # noqa: PLR0913 - each is an option
         snapshot_bytes=max_snapshot_size,
         volumes=max_volumes,
         volume_bytes=max_volume_size,
+        templates=max_templates,
+        template_bytes=max_template_size,
         pools=max_pools,
         network=max_network,
         installs=installs,
@@ -186,6 +197,8 @@ def update(  # noqa: PLR0913 - each is an option
     max_snapshot_size: MaxSnapshotSize = None,
     max_volumes: MaxVolumes = None,
     max_volume_size: MaxVolumeSize = None,
+    max_templates: MaxTemplates = None,
+    max_template_size: MaxTemplateSize = None,
     max_pools: MaxPools = None,
     max_network: MaxNetwork = None,
     installs: Installs = None,
@@ -216,6 +229,8 @@ def update(  # noqa: PLR0913 - each is an option
             snapshot_bytes=max_snapshot_size,
             volumes=max_volumes,
             volume_bytes=max_volume_size,
+            templates=max_templates,
+            template_bytes=max_template_size,
             pools=max_pools,
             network=max_network,
             installs=installs,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from sandlot.core.concurrency import GeneratorStream
+from sandlot.core.concurrency import GeneratorStream, Wakeups
 from sandlot.core.ports import Clock
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.agents import (
@@ -62,15 +62,11 @@ class AgentService:
         self._node = node
         self._agents = agents
         self._clock = clock
-        self._wakeups: dict[AgentSessionId, set[asyncio.Event]] = {}
-        self._is_closed = False
+        self._wakeups = Wakeups()
 
     def close(self) -> None:
         """End all followers, because the service stops. Idempotent."""
-        self._is_closed = True
-        for wakeups in self._wakeups.values():
-            for wakeup in wakeups:
-                wakeup.set()
+        self._wakeups.close()
 
     # Agents ----------------------------------------------------------------------------------------------------------
 
@@ -249,7 +245,7 @@ class AgentService:
         """
         found = await self.get_session(principal, session)
         await self._agents.remove_session(found.id)
-        self._wake(found.id)
+        self._wakeups.wake(found.id)
 
     # Runs ------------------------------------------------------------------------------------------------------------
 
@@ -291,7 +287,7 @@ class AgentService:
                 hint="Wait until its status is `idle`, or interrupt the run first.",
                 fields={"session": found.id},
             )
-        self._wake(found.id)
+        self._wakeups.wake(found.id)
         return begun
 
     async def append(
@@ -309,7 +305,7 @@ class AgentService:
             NotFoundError: The session was deleted.
         """
         changed = await self._agents.append(session, self._new(events), messages=messages, change=change)
-        self._wake(session)
+        self._wakeups.wake(session)
         if changed is None:
             raise _session_not_found(session)
         return changed
@@ -362,11 +358,8 @@ class AgentService:
         return GeneratorStream(self._follow(found.id, after))
 
     async def _follow(self, session: AgentSessionId, last: int) -> AsyncGenerator[AgentEventRecord]:
-        wakeup = asyncio.Event()
-        wakeups = self._wakeups.setdefault(session, set())
-        wakeups.add(wakeup)
-        try:
-            while not self._is_closed:
+        with self._wakeups.follower(session) as wakeup:
+            while not self._wakeups.is_closed:
                 wakeup.clear()  # before the read, so that an event that is stored during the read sets the wakeup again
                 page = await self._agents.list_events(session, after=last, limit=EVENTS_PAGE)
                 for record in page:
@@ -378,10 +371,6 @@ class AgentService:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(EVENTS_POLL_S):
                             await wakeup.wait()
-        finally:
-            wakeups.discard(wakeup)
-            if not wakeups and self._wakeups.get(session) is wakeups:
-                del self._wakeups[session]
         raise UnavailableError(
             "The service is stopping.",
             hint=f"Continue with after={last} when the service has restarted.",
@@ -391,10 +380,6 @@ class AgentService:
     def _new(self, events: Sequence[Event]) -> Sequence[NewAgentEvent]:
         now = self._clock.now()
         return [NewAgentEvent(new_agent_event_id(), type_, now, data) for type_, data in events]
-
-    def _wake(self, session: AgentSessionId) -> None:
-        for wakeup in self._wakeups.get(session, ()):
-            wakeup.set()
 
 
 def _owner(principal: Principal) -> OwnerId | None:

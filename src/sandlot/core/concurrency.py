@@ -1,10 +1,10 @@
-"""Background tasks, keyed locks and closing of streams, which several services of core use."""
+"""Background tasks, keyed locks, wake-ups of followers and closing of streams, which several services of core use."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
@@ -176,3 +176,38 @@ class KeyedLock:
                 del self._locks[key]
             else:
                 self._locks[key] = lock, holders - 1
+
+
+class Wakeups:
+    """Wakes the followers of stored records when something is stored. Keys without followers take no memory."""
+
+    __slots__ = ("_waiting", "is_closed")
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, set[asyncio.Event]] = {}
+        self.is_closed = False
+        """True once the service stops."""
+
+    @contextmanager
+    def follower(self, key: Hashable) -> Iterator[asyncio.Event]:
+        """Follow one key in a ``with`` block. The event is set by each :meth:`wake` of the key, and by :meth:`close`; the follower clears it."""
+        event = asyncio.Event()
+        events = self._waiting.setdefault(key, set())
+        events.add(event)
+        try:
+            yield event
+        finally:
+            events.discard(event)
+            if not events and self._waiting.get(key) is events:
+                del self._waiting[key]
+
+    def wake(self, key: Hashable) -> None:
+        """Wake the followers of a key."""
+        for event in self._waiting.get(key, ()):
+            event.set()
+
+    def close(self) -> None:
+        """Wake all followers, because the service stops. Idempotent."""
+        self.is_closed = True
+        for key in self._waiting:
+            self.wake(key)

@@ -102,6 +102,7 @@ class KeyService:
         live = taken([sandbox.spec.limits for sandbox in own if sandbox.state is not State.HIBERNATED])
         snapshots, snapshot_bytes = await self._store.snapshots.totals(owner)
         volumes, volume_bytes = await self._store.volumes.totals(owner)
+        templates, template_bytes = await self._store.templates.totals(owner)
         files, file_bytes = await self._store.files.totals(owner)
         executions = (await self._store.executions.totals(owner=owner)).get(owner, Stored(0, 0))
         return KeyUsage(
@@ -119,6 +120,8 @@ class KeyService:
             snapshot_bytes=snapshot_bytes,
             volumes=volumes,
             volume_bytes=volume_bytes,
+            templates=templates,
+            template_bytes=template_bytes,
             pools=self._pools.count(pool_owner(principal)),
         )
 

@@ -25,6 +25,7 @@ from sandlot.core.resources.templates import Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
 from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.core.template_builds import TemplateBuilds
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.webhooks.manager import WebhookManager
 from sandlot.model.buffer_budget import BufferShares
@@ -64,5 +65,6 @@ class Node:
     tokens: TokenService
     previews: PreviewService
     agents: AgentService
+    template_builds: TemplateBuilds
     keys: KeyService
     service: ServiceInspector

@@ -43,6 +43,8 @@ class Quota:
         snapshot_bytes: Largest disk space of all snapshots together, in bytes.
         volumes: Largest number of volumes.
         volume_bytes: Largest sum of the sizes of all volumes, in bytes.
+        templates: Largest number of templates.
+        template_bytes: Largest size of the root file systems of all builds of templates together, in bytes.
         pools: Largest number of private pools. Warm sandboxes of these pools may use only the part of ``cpus``, ``memory_bytes`` and ``disk_bytes``
             that live sandboxes do not use.
         network: Most open mode of the network policy of a sandbox.
@@ -66,6 +68,8 @@ class Quota:
     snapshot_bytes: int | None = None
     volumes: int | None = None
     volume_bytes: int | None = None
+    templates: int | None = 50
+    template_bytes: int | None = 50 * 1024**3
     pools: int | None = 4
     network: NetworkMode | None = None
     installs: bool = True
@@ -88,6 +92,8 @@ UNBOUNDED: Final = Quota(
     stored_files=None,
     stored_file_bytes=None,
     hibernated_sandboxes=None,
+    templates=None,
+    template_bytes=None,
     pools=None,
     public_ports=True,
 )
@@ -149,6 +155,8 @@ class KeyUsage:
         snapshot_bytes: Disk space of all snapshots together.
         volumes: Number of volumes.
         volume_bytes: Sum of the sizes of all volumes.
+        templates: Number of templates.
+        template_bytes: Size of the root file systems of all builds of templates together.
         pools: Number of private pools.
     """
 
@@ -166,6 +174,8 @@ class KeyUsage:
     snapshot_bytes: int
     volumes: int
     volume_bytes: int
+    templates: int
+    template_bytes: int
     pools: int
 
 

@@ -63,6 +63,7 @@ class ErrorCode(StrEnum):
     REFUSAL_NOT_FOUND = "refusal_not_found"
     AGENT_NOT_FOUND = "agent_not_found"
     SESSION_NOT_FOUND = "session_not_found"
+    BUILD_NOT_FOUND = "build_not_found"
     MODEL_NOT_CONFIGURED = "model_not_configured"
     UNSUPPORTED = "unsupported"
     HOST_NOT_READY = "host_not_ready"
@@ -118,6 +119,7 @@ CODES: Mapping[ErrorCode, tuple[int, bool]] = MappingProxyType(
         ErrorCode.REFUSAL_NOT_FOUND: (404, False),
         ErrorCode.AGENT_NOT_FOUND: (404, False),
         ErrorCode.SESSION_NOT_FOUND: (404, False),
+        ErrorCode.BUILD_NOT_FOUND: (404, False),
         ErrorCode.MODEL_NOT_CONFIGURED: (400, False),
         ErrorCode.UNSUPPORTED: (501, False),
         ErrorCode.HOST_NOT_READY: (503, False),
@@ -173,6 +175,7 @@ FAULTS: Mapping[ErrorCode, Fault] = MappingProxyType(
         ErrorCode.REFUSAL_NOT_FOUND: Fault.REQUEST,
         ErrorCode.AGENT_NOT_FOUND: Fault.REQUEST,
         ErrorCode.SESSION_NOT_FOUND: Fault.REQUEST,
+        ErrorCode.BUILD_NOT_FOUND: Fault.REQUEST,
         ErrorCode.MODEL_NOT_CONFIGURED: Fault.REQUEST,
         ErrorCode.UNSUPPORTED: Fault.REQUEST,
         ErrorCode.HOST_NOT_READY: Fault.PLATFORM,
@@ -340,6 +343,7 @@ _CLASSES: Mapping[ErrorCode, type[SandlotError]] = MappingProxyType(
         ErrorCode.REFUSAL_NOT_FOUND: NotFoundError,
         ErrorCode.AGENT_NOT_FOUND: NotFoundError,
         ErrorCode.SESSION_NOT_FOUND: NotFoundError,
+        ErrorCode.BUILD_NOT_FOUND: NotFoundError,
         ErrorCode.MODEL_NOT_CONFIGURED: InvalidRequestError,
         ErrorCode.UNSUPPORTED: UnsupportedError,
         ErrorCode.HOST_NOT_READY: HostError,

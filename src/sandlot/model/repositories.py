@@ -19,7 +19,7 @@ from typing import Protocol
 
 from sandlot.model.access import OwnerId
 from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, NewAgentEvent, SessionChange
-from sandlot.model.ids import AgentId, AgentSessionId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.ids import AgentId, AgentSessionId, NodeId, SandboxId, SnapshotId, TemplateId, VolumeId, WebhookId
 from sandlot.model.records import (
     DeliveryProgress,
     EventRecord,
@@ -36,6 +36,7 @@ from sandlot.model.records import (
     WebhookChange,
     WebhookRecord,
 )
+from sandlot.model.templates import BuildLine, BuildRecord, TemplateRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,6 +519,112 @@ class AgentRepository(Protocol):
         ...
 
 
+class TemplateRepository(Protocol):
+    """Templates of users, their builds, and the logs of the builds."""
+
+    async def add(self, record: TemplateRecord) -> None:
+        """Insert a template.
+
+        Raises:
+            ConflictError: The owner has another template of this name.
+        """
+        ...
+
+    async def get(self, template: TemplateId) -> TemplateRecord | None:
+        """Return a template; None if there is no template with this id."""
+        ...
+
+    async def find(self, owner: OwnerId, name: str) -> TemplateRecord | None:
+        """Return the template of an owner by its name; None if there is none."""
+        ...
+
+    async def list(self, *, owner: OwnerId | None, before: Position | None, limit: int) -> Sequence[TemplateRecord]:
+        """Return a page of templates in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the templates. None: all owners.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
+        ...
+
+    async def change_tags(self, template: TemplateId, tags: Mapping[str, str | None], *, at: datetime) -> TemplateRecord | None:
+        """Set and remove tags of a template, in one transaction.
+
+        Args:
+            template: Id of the template.
+            tags: Tag -> id of the build that it names from now on; None: the tag is removed.
+            at: Time of the change.
+
+        Returns:
+            The changed template; None if there is no template with this id.
+        """
+        ...
+
+    async def remove(self, template: TemplateId) -> bool:
+        """Delete a template with its builds and their logs. Return whether the template existed."""
+        ...
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's templates, and the size of the root file systems of all their builds in bytes."""
+        ...
+
+    async def add_build(self, record: BuildRecord) -> bool:
+        """Insert a build. Return False, and insert nothing, if its template does not exist."""
+        ...
+
+    async def get_build(self, build: str) -> BuildRecord | None:
+        """Return a build; None if there is no build with this id."""
+        ...
+
+    async def list_builds(
+        self, *, owner: OwnerId | None, template: TemplateId | None = None, before: Position | None = None, limit: int
+    ) -> Sequence[BuildRecord]:
+        """Return a page of builds in the order of ``created_at`` and id, the newest first.
+
+        Args:
+            owner: Owner of the builds. None: all owners.
+            template: Template of the builds. None: all templates.
+            before: Position of the last record of the previous page. None: the first page.
+            limit: Maximum number of records.
+        """
+        ...
+
+    async def list_open_builds(self, node: NodeId) -> Sequence[BuildRecord]:
+        """Return the builds of a node that have not ended, also those that were lost with an earlier process of the node, the oldest first."""
+        ...
+
+    async def list_ready_builds(self, node: NodeId) -> Sequence[BuildRecord]:
+        """Return the builds of a node that are ready, the oldest first."""
+        ...
+
+    async def save_build(self, record: BuildRecord) -> bool:
+        """Replace a build that has not ended. If the new record is ready, its template gets the limits of the build, and the tags name the build.
+
+        Returns:
+            False, with nothing changed, if the stored build has ended or does not exist.
+        """
+        ...
+
+    async def remove_build(self, build: str) -> bool:
+        """Delete a build with its log. Return whether the build existed."""
+        ...
+
+    async def add_lines(self, build: str, lines: Sequence[BuildLine]) -> bool:
+        """Add lines to the log of a build, with the next numbers. Return False, and add nothing, if the build does not exist."""
+        ...
+
+    async def list_lines(self, build: str, *, after: int, limit: int) -> Sequence[BuildLine]:
+        """Return lines of the log of a build in their order.
+
+        Args:
+            build: Id of the build.
+            after: Number of the line before the first one; 0 for all lines.
+            limit: Maximum number of lines.
+        """
+        ...
+
+
 class Store(Protocol):
     """All repositories of one store."""
 
@@ -564,6 +671,11 @@ class Store(Protocol):
     @property
     def agents(self) -> AgentRepository:
         """Repository of agents and their sessions."""
+        ...
+
+    @property
+    def templates(self) -> TemplateRepository:
+        """Repository of the templates of users, and of their builds."""
         ...
 
 

@@ -78,6 +78,7 @@ from sandlot.core.snapshots.forks import ForkManager
 from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.manager import SnapshotManager
 from sandlot.core.snapshots.sources import SnapshotSources
+from sandlot.core.template_builds import TemplateBuilds
 from sandlot.core.volumes.manager import VolumeManager
 from sandlot.core.volumes.mounter import VolumeMounter
 from sandlot.core.volumes.registry import VolumeRegistry
@@ -194,7 +195,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
         UnavailableError: The database cannot be reached.
     """
-    images, clock = ImageTemplates(ImageStore(settings.cache_dir, reserve_bytes=settings.disk_reserve_bytes)), clock or SystemClock()
+    image_store = ImageStore(settings.cache_dir, reserve_bytes=settings.disk_reserve_bytes)
+    images, clock = ImageTemplates(image_store), clock or SystemClock()
     async with AsyncExitStack() as opened:
         # Storage
         data_dir.prepare_data_dir(settings.data_dir)
@@ -391,6 +393,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
         agents = AgentService(node=node_id, agents=store.agents, clock=clock)
         opened.callback(agents.close)
+        template_builds = TemplateBuilds(node=node_id, templates=store.templates, builtin=frozenset(image_store.recipes), clock=clock)
+        opened.callback(template_builds.close)
         tokens = TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of)
         node = Node(
             id=node_id,
@@ -435,6 +439,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=tokens,
             agents=agents,
+            template_builds=template_builds,
             previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))

@@ -39,7 +39,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from sandlot.model.access import Quota
-from sandlot.model.specs import SandboxSpec
+from sandlot.model.specs import Limits, SandboxSpec
+from sandlot.model.templates import BuiltRoot, TemplateSettings
 
 HEAD: Final = "0001"
 """The newest revision in ``migrations/versions``. If a database has this revision, it is opened without loading the migrations."""
@@ -422,6 +423,58 @@ agent_messages = Table(
     PrimaryKeyConstraint("session", "number", name="agent_messages_pkey"),
 )
 """Conversations with models, a row for each message."""
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("id", ShortTextType(21), primary_key=True),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("name", ShortTextType(128), nullable=False),
+    Column("limits", JsonType(Limits), nullable=False),
+    Column("tags", JsonType(dict[str, str]), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("updated_at", UtcMicrosecondsType, nullable=False),
+    Index("templates_by_name", "owner", "name", unique=True),
+    Index("templates_by_owner", "owner", "created_at", "id"),
+    Index("templates_by_age", "created_at", "id"),
+)
+
+template_builds = Table(
+    "template_builds",
+    metadata,
+    Column("id", ShortTextType(36), primary_key=True),
+    Column("template", ShortTextType(21), ForeignKey("templates.id", ondelete="CASCADE"), nullable=False),
+    Column("owner", ShortTextType(12), nullable=False),
+    Column("node", ShortTextType(4), nullable=False),
+    Column("status", ShortTextType(16), nullable=False),
+    Column("limits", JsonType(Limits), nullable=False),
+    Column("tags", JsonType(tuple[str, ...]), nullable=False),
+    Column("created_at", UtcMicrosecondsType, nullable=False),
+    Column("started_at", UtcMicrosecondsType),
+    Column("ended_at", UtcMicrosecondsType),
+    Column("step", ShortTextType(16), nullable=False),
+    Column("error", Utf8TextType, nullable=False),
+    Column("settings", JsonType(TemplateSettings), nullable=False),
+    Column("root", JsonType(BuiltRoot)),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("last_line", Integer, nullable=False),
+    Index("template_builds_by_template", "template", "created_at", "id"),
+    Index("template_builds_by_owner", "owner", "created_at", "id"),
+    Index("template_builds_by_age", "created_at", "id"),
+    Index("template_builds_by_status", "node", "status", "created_at", "id"),
+)
+
+template_build_lines = Table(
+    "template_build_lines",
+    metadata,
+    Column("build", ShortTextType(36), ForeignKey("template_builds.id", ondelete="CASCADE"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("at", UtcMicrosecondsType, nullable=False),
+    Column("level", ShortTextType(8), nullable=False),
+    Column("text", Utf8TextType, nullable=False),
+    Column("step", ShortTextType(16), nullable=False),
+    PrimaryKeyConstraint("build", "number", name="template_build_lines_pkey"),
+)
 
 counters = Table(
     "counters",

@@ -19,6 +19,7 @@ from sandlot.store.sandboxes import SqlSandboxRepository
 from sandlot.store.schema import IDENTITY, counters
 from sandlot.store.snapshots import SqlSnapshotRepository
 from sandlot.store.statements import insert
+from sandlot.store.templates import SqlTemplateRepository
 from sandlot.store.volumes import SqlVolumeRepository
 from sandlot.store.webhooks import SqlWebhookRepository
 
@@ -41,6 +42,7 @@ class SqlStore:
         self._events = SqlEventRepository(database)
         self._webhooks = SqlWebhookRepository(database)
         self._agents = SqlAgentRepository(database)
+        self._templates = SqlTemplateRepository(database)
 
     @property
     def sandboxes(self) -> SqlSandboxRepository:
@@ -86,6 +88,11 @@ class SqlStore:
     def agents(self) -> SqlAgentRepository:
         """Repository of agents and their sessions."""
         return self._agents
+
+    @property
+    def templates(self) -> SqlTemplateRepository:
+        """Repository of the templates of users, and of their builds."""
+        return self._templates
 
     async def identity(self) -> str:
         """Return the random id of this database: 16 hexadecimal digits. The first call creates the id, which never changes afterwards."""

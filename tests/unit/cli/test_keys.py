@@ -29,8 +29,16 @@ from tests.support.service import Bench, bench
 
 BOUNDS = ["--max-sandboxes", "3", "--max-lifetime", "600", "--max-cpus", "2.5", "--max-memory", "8G", "--max-disk", "20G"]
 BOUNDS += ["--max-upload", "1M", "--max-executions", "1000", "--max-pools", "2", "--max-network", "none", "--public-ports"]
-STORED = ("--max-stored-executions", "--max-stored-execution-size", "--max-stored-files", "--max-stored-file-size", "--max-hibernated")
-BOUNDS += [word for option, value in zip(STORED, ("5", "6M", "7", "8M", "9"), strict=True) for word in (option, value)]
+STORED = (
+    "--max-stored-executions",
+    "--max-stored-execution-size",
+    "--max-stored-files",
+    "--max-stored-file-size",
+    "--max-hibernated",
+    "--max-templates",
+    "--max-template-size",
+)
+BOUNDS += [word for option, value in zip(STORED, ("5", "6M", "7", "8M", "9", "10", "11M"), strict=True) for word in (option, value)]
 BOUND = Quota(
     sandboxes=3,
     lifetime_s=600,
@@ -44,6 +52,8 @@ BOUND = Quota(
     stored_files=7,
     stored_file_bytes=8 << 20,
     hibernated_sandboxes=9,
+    templates=10,
+    template_bytes=11 << 20,
     pools=2,
     network=NetworkMode.NONE,
     public_ports=True,
@@ -118,13 +128,13 @@ def everything(keys: Command) -> None:
     lines = [line.split() for line in keys("ls").splitlines()]
     assert lines[0] == ["ID", "NAME", "OPERATOR", "CREATED", "EXPIRES", "QUOTA"]
     assert [(line[1], line[2], line[5]) for line in lines[1:]] == [
-        ("plain", "no", f"sandboxes=50,{stored},pools=4,public_ports=no"),
+        ("plain", "no", f"sandboxes=50,{stored},templates=50,template=50G,pools=4,public_ports=no"),
         (
             "bound",
             "no",
             (
                 "sandboxes=3,lifetime=600,cpus=2.5,memory=8G,disk=20G,upload=1M,executions_per_month=1000,"
-                "stored_executions=5,stored_execution=6M,stored_files=7,stored_file=8M,hibernated_sandboxes=9,pools=2,network=none"
+                "stored_executions=5,stored_execution=6M,stored_files=7,stored_file=8M,hibernated_sandboxes=9,templates=10,template=11M,pools=2,network=none"
             ),
         ),
         ("boss", "yes", "-"),

@@ -75,5 +75,7 @@ async def test_usage_counts_only_the_principals_own_resources(node: MemoryNode, 
         "snapshot_bytes": 0,
         "volumes": 1,
         "volume_bytes": 64 * MIB,
+        "templates": 0,
+        "template_bytes": 0,
         "pools": 0,
     }

@@ -25,7 +25,12 @@ RETRY_AFTER_S: Final = 5
 _LIVE_QUOTAS: Final = (("sandboxes", "sandboxes"), ("cpus", "cores"), ("memory_bytes", "bytes of memory"), ("disk_bytes", "bytes of disk"))
 """Fields of :class:`Quota` that limit all live sandboxes of an owner together, each with its unit for error messages. All fields except the first are
 fields of :class:`Limits` too."""
-_SMALLER: Final = {"snapshot": "take a snapshot of kind `files`", "volume": "request a smaller volume", "stored_file": "upload a smaller file"}
+_SMALLER: Final = {
+    "snapshot": "take a snapshot of kind `files`",
+    "volume": "request a smaller volume",
+    "stored_file": "upload a smaller file",
+    "template": "untag builds that are not needed",
+}
 """Kind -> text for hints: an alternative that needs less of the quota."""
 
 
@@ -123,7 +128,7 @@ def check_stored(quota: Quota, kind: str, kept: int, kept_bytes: int, more_bytes
 
     Args:
         quota: Quota of the owner.
-        kind: ``snapshot``, ``volume`` or ``stored_file``.
+        kind: ``snapshot``, ``volume``, ``stored_file`` or ``template``.
         kept: Number of existing objects of the kind, without the new one.
         kept_bytes: Total size of the existing objects in bytes.
         more_bytes: Size of the new object in bytes. 0 if the size is unknown: the request is then refused only if the quota is used up.
@@ -147,7 +152,7 @@ def check_count(quota: Quota, kind: str, kept: int) -> None:
 
     Args:
         quota: Quota of the owner.
-        kind: Field of the quota: ``pools``, ``snapshots``, ``volumes``, ``stored_files`` or ``hibernated_sandboxes``.
+        kind: Field of the quota: ``pools``, ``templates``, ``snapshots``, ``volumes``, ``stored_files`` or ``hibernated_sandboxes``.
         kept: Number of existing objects of the kind.
     """
     limit, noun = getattr(quota, kind), kind.replace("_", " ")

@@ -62,6 +62,8 @@ class QuotaUsage:
         snapshot_bytes: Disk space of all snapshots together.
         volumes: Number of volumes.
         volume_bytes: Sum of the sizes of all volumes.
+        templates: Number of templates.
+        template_bytes: Size of the root file systems of all builds of templates together.
         pools: Number of private pools.
     """
 
@@ -79,6 +81,8 @@ class QuotaUsage:
     snapshot_bytes: int = 0
     volumes: int = 0
     volume_bytes: int = 0
+    templates: int = 0
+    template_bytes: int = 0
     pools: int = 0
 
 

@@ -56,6 +56,10 @@ class QuotaRequest(RequestModel):
     snapshot_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest disk space of all snapshots together.")
     volumes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest number of volumes.")
     volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the sizes of all volumes.")
+    templates: int | None = Field(default=50, ge=0, le=_MOST, description="Largest number of templates.")
+    template_bytes: int | None = Field(
+        default=50 * GIB, ge=0, le=_MOST, description="Largest size of the root file systems of all builds of templates together."
+    )
     pools: int | None = Field(
         default=4,
         ge=0,
@@ -130,6 +134,8 @@ class QuotaResponse(ResponseModel):
     snapshot_bytes: int | None
     volumes: int | None
     volume_bytes: int | None
+    templates: int | None
+    template_bytes: int | None
     pools: int | None
     network: NetworkMode | None
     installs: bool
@@ -206,6 +212,8 @@ class QuotaUsageResponse(ResponseModel):
     snapshot_bytes: int
     volumes: int
     volume_bytes: int = Field(description="Sum of the sizes of the volumes.")
+    templates: int
+    template_bytes: int = Field(description="Size of the root file systems of all builds of templates.")
     pools: int
 
 

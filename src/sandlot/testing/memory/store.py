@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self, TypeVar
 from sandlot.model.access import OwnerId
 from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, NewAgentEvent, SessionChange, SessionStatus
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
-from sandlot.model.ids import AgentId, AgentSessionId, FileId, NodeId, SandboxId, SnapshotId, VolumeId, WebhookId
+from sandlot.model.ids import AgentId, AgentSessionId, FileId, NodeId, SandboxId, SnapshotId, TemplateId, VolumeId, WebhookId
 from sandlot.model.records import (
     DeliveryProgress,
     EventRecord,
@@ -44,6 +44,7 @@ from sandlot.model.records import (
 )
 from sandlot.model.repositories import Position, Stored
 from sandlot.model.states import State, is_terminal
+from sandlot.model.templates import BuildLine, BuildRecord, BuildStatus, TemplateRecord
 
 PIECE_BYTES = 256 * 1024
 """Largest number of bytes in one chunk of a blob that is read."""
@@ -154,6 +155,9 @@ class MemoryDatabase:
     agent_sessions: dict[AgentSessionId, AgentSessionRecord] = field(default_factory=dict)
     agent_events: dict[AgentSessionId, list[AgentEventRecord]] = field(default_factory=dict)
     agent_messages: dict[AgentSessionId, list[str]] = field(default_factory=dict)
+    templates: dict[TemplateId, TemplateRecord] = field(default_factory=dict)
+    template_builds: dict[str, BuildRecord] = field(default_factory=dict)
+    build_lines: dict[str, list[BuildLine]] = field(default_factory=dict)
     events: list[EventRecord] = field(default_factory=list)
     last_sequence: int = 0
     blobs: dict[FileId, bytes] = field(default_factory=dict)
@@ -187,6 +191,7 @@ class MemoryStore:
         self.events = MemoryEventRepository(session)
         self.webhooks = MemoryWebhookRepository(session)
         self.agents = MemoryAgentRepository(session)
+        self.templates = MemoryTemplateRepository(session)
 
     async def __aenter__(self) -> Self:
         return self
@@ -759,6 +764,158 @@ class MemoryAgentRepository:
         return await self._session.write("agents.remove_session", work)
 
 
+class MemoryTemplateRepository:
+    """Templates of users and their builds. Implements :class:`sandlot.model.repositories.TemplateRepository`."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    async def add(self, record: TemplateRecord) -> None:
+        """Insert a template.
+
+        Raises:
+            ConflictError: The owner has another template of this name.
+        """
+
+        def work(database: MemoryDatabase) -> None:
+            if any((row.owner, row.name) == (record.owner, record.name) for row in database.templates.values()):
+                raise _conflict("A template with this name exists already.", "Build the existing template again, or choose another name.")
+            database.templates[record.id] = record
+
+        await self._session.write("templates.add", work)
+
+    async def get(self, template: TemplateId) -> TemplateRecord | None:
+        """Return a template; None if there is no template with this id."""
+        return await self._session.read("templates.get", lambda database: database.templates.get(template))
+
+    async def find(self, owner: OwnerId, name: str) -> TemplateRecord | None:
+        """Return the template of an owner by its name; None if there is none."""
+
+        def work(database: MemoryDatabase) -> TemplateRecord | None:
+            return next((row for row in database.templates.values() if (row.owner, row.name) == (owner, name)), None)
+
+        return await self._session.read("templates.find", work)
+
+    async def list(self, *, owner: OwnerId | None, before: Position | None, limit: int) -> Sequence[TemplateRecord]:
+        """Return a page of templates, the newest first."""
+
+        def work(database: MemoryDatabase) -> list[TemplateRecord]:
+            found = (row for row in database.templates.values() if owner in {None, row.owner})
+            return _newest((row for row in found if before is None or _position(row) < (before.at, before.id)), limit)
+
+        return await self._session.read("templates.list", work)
+
+    async def change_tags(self, template: TemplateId, tags: Mapping[str, str | None], *, at: datetime) -> TemplateRecord | None:
+        """Set and remove tags of a template. Return the changed template; None if there is no template with this id."""
+
+        def work(database: MemoryDatabase) -> TemplateRecord | None:
+            return _change_template(database, template, tags, {"updated_at": at})
+
+        return await self._session.write("templates.change_tags", work)
+
+    async def remove(self, template: TemplateId) -> bool:
+        """Delete a template with its builds and their logs. Return whether the template existed."""
+
+        def work(database: MemoryDatabase) -> bool:
+            for build in [row.id for row in database.template_builds.values() if row.template == template]:
+                del database.template_builds[build]
+                database.build_lines.pop(build, None)
+            return database.templates.pop(template, None) is not None
+
+        return await self._session.write("templates.remove", work)
+
+    async def totals(self, owner: OwnerId) -> tuple[int, int]:
+        """Return the number of an owner's templates, and the size of the root file systems of all their builds in bytes."""
+
+        def work(database: MemoryDatabase) -> tuple[int, int]:
+            number = sum(row.owner == owner for row in database.templates.values())
+            return number, sum(row.root.size_bytes for row in database.template_builds.values() if row.owner == owner and row.root is not None)
+
+        return await self._session.read("templates.totals", work)
+
+    async def add_build(self, record: BuildRecord) -> bool:
+        """Insert a build. Return False, and insert nothing, if its template does not exist."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if record.template not in database.templates:
+                return False
+            database.template_builds[record.id] = record
+            return True
+
+        return await self._session.write("templates.add_build", work)
+
+    async def get_build(self, build: str) -> BuildRecord | None:
+        """Return a build; None if there is no build with this id."""
+        return await self._session.read("templates.get_build", lambda database: database.template_builds.get(build))
+
+    async def list_builds(
+        self, *, owner: OwnerId | None, template: TemplateId | None = None, before: Position | None = None, limit: int
+    ) -> Sequence[BuildRecord]:
+        """Return a page of builds, the newest first."""
+
+        def work(database: MemoryDatabase) -> Sequence[BuildRecord]:
+            found = (row for row in database.template_builds.values() if owner in {None, row.owner} and template in {None, row.template})
+            return _newest((row for row in found if before is None or _position(row) < (before.at, before.id)), limit)
+
+        return await self._session.read("templates.list_builds", work)
+
+    async def list_open_builds(self, node: NodeId) -> Sequence[BuildRecord]:
+        """Return the builds of a node that have not ended, the oldest first."""
+
+        def work(database: MemoryDatabase) -> Sequence[BuildRecord]:
+            return _sorted(row for row in database.template_builds.values() if row.node == node and not row.status.has_ended)
+
+        return await self._session.read("templates.list_open_builds", work)
+
+    async def list_ready_builds(self, node: NodeId) -> Sequence[BuildRecord]:
+        """Return the builds of a node that are ready, the oldest first."""
+
+        def work(database: MemoryDatabase) -> Sequence[BuildRecord]:
+            return _sorted(row for row in database.template_builds.values() if row.node == node and row.status is BuildStatus.READY)
+
+        return await self._session.read("templates.list_ready_builds", work)
+
+    async def save_build(self, record: BuildRecord) -> bool:
+        """Replace a build that has not ended. A ready build gives its template its limits and tags. Return False if nothing was replaced."""
+
+        def work(database: MemoryDatabase) -> bool:
+            stored = database.template_builds.get(record.id)
+            if stored is None or stored.status.has_ended:
+                return False
+            database.template_builds[record.id] = record
+            if record.status is BuildStatus.READY:
+                values = {"limits": record.limits, "updated_at": record.ended_at}
+                _change_template(database, record.template, dict.fromkeys(record.tags, record.id), values)
+            return True
+
+        return await self._session.write("templates.save_build", work)
+
+    async def remove_build(self, build: str) -> bool:
+        """Delete a build with its log. Return whether the build existed."""
+
+        def work(database: MemoryDatabase) -> bool:
+            database.build_lines.pop(build, None)
+            return database.template_builds.pop(build, None) is not None
+
+        return await self._session.write("templates.remove_build", work)
+
+    async def add_lines(self, build: str, lines: Sequence[BuildLine]) -> bool:
+        """Add lines to the log of a build. Return False, and add nothing, if the build does not exist."""
+
+        def work(database: MemoryDatabase) -> bool:
+            if build not in database.template_builds:
+                return False
+            stored = database.build_lines.setdefault(build, [])
+            stored.extend(replace(line, number=number) for number, line in enumerate(lines, len(stored) + 1))
+            return True
+
+        return await self._session.write("templates.add_lines", work)
+
+    async def list_lines(self, build: str, *, after: int, limit: int) -> Sequence[BuildLine]:
+        """Return lines of the log of a build after a number, in their order."""
+        return await self._session.read("templates.list_lines", lambda database: database.build_lines.get(build, [])[after:][:limit])
+
+
 class MemoryWebhookRepository:
     """Webhooks. Implements :class:`sandlot.model.repositories.WebhookRepository`."""
 
@@ -952,6 +1109,17 @@ def _append(database: MemoryDatabase, record: AgentSessionRecord, events: Sequen
         stored.append(AgentEventRecord(record.id, len(stored) + 1, event.id, event.type, event.at, event.data))
     updated_at = events[-1].at if events else record.updated_at
     database.agent_sessions[record.id] = changed = replace(record, last_sequence=len(stored), updated_at=updated_at)
+    return changed
+
+
+def _change_template(
+    database: MemoryDatabase, template: TemplateId, tags: Mapping[str, str | None], values: Mapping[str, Any]
+) -> TemplateRecord | None:
+    stored = database.templates.get(template)
+    if stored is None:
+        return None
+    merged = {tag: build for tag, build in {**stored.tags, **tags}.items() if build is not None}
+    database.templates[template] = changed = replace(stored, tags=merged, **values)
     return changed
 
 

@@ -204,7 +204,18 @@ async def test_key_reads_its_quota_and_usage(at: Bench, http: httpx.AsyncClient)
         stored = {name: me["used"].pop(name) for name in ("stored_executions", "stored_execution_bytes")}  # written in the background
         assert set(stored) <= set(me["quota"])
         zero = dict.fromkeys(
-            ("stored_files", "stored_file_bytes", "hibernated_sandboxes", "snapshots", "snapshot_bytes", "volumes", "volume_bytes"), 0
+            (
+                "stored_files",
+                "stored_file_bytes",
+                "hibernated_sandboxes",
+                "snapshots",
+                "snapshot_bytes",
+                "volumes",
+                "volume_bytes",
+                "templates",
+                "template_bytes",
+            ),
+            0,
         )
         assert me["used"] == {**sums, **zero, "pools": 1}
 

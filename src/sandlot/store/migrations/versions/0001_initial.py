@@ -188,6 +188,7 @@ def upgrade(op: Operations) -> None:
     )
     op.bulk_insert(counters, [{"name": "events", "value": 0}])
     _create_agents(op)
+    _create_templates(op)
 
 
 def _create_agents(op: Operations) -> None:
@@ -244,4 +245,53 @@ def _create_agents(op: Operations) -> None:
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("message", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("session", "number", name="agent_messages_pkey"),
+    )
+
+
+def _create_templates(op: Operations) -> None:
+    op.create_table(
+        "templates",
+        sa.Column("id", sa.String(21), primary_key=True),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("name", sa.String(128), nullable=False),
+        sa.Column("limits", sa.Text, nullable=False),
+        sa.Column("tags", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+    )
+    op.create_index("templates_by_name", "templates", ["owner", "name"], unique=True)
+    op.create_index("templates_by_owner", "templates", ["owner", "created_at", "id"])
+    op.create_index("templates_by_age", "templates", ["created_at", "id"])
+    op.create_table(
+        "template_builds",
+        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("template", sa.String(21), sa.ForeignKey("templates.id", ondelete="CASCADE"), nullable=False),
+        sa.Column("owner", sa.String(12), nullable=False),
+        sa.Column("node", sa.String(4), nullable=False),
+        sa.Column("status", sa.String(16), nullable=False),
+        sa.Column("limits", sa.Text, nullable=False),
+        sa.Column("tags", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.BigInteger),
+        sa.Column("ended_at", sa.BigInteger),
+        sa.Column("step", sa.String(16), nullable=False),
+        sa.Column("error", sa.LargeBinary, nullable=False),
+        sa.Column("settings", sa.Text, nullable=False),
+        sa.Column("root", sa.Text),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("last_line", sa.Integer, nullable=False),
+    )
+    op.create_index("template_builds_by_template", "template_builds", ["template", "created_at", "id"])
+    op.create_index("template_builds_by_owner", "template_builds", ["owner", "created_at", "id"])
+    op.create_index("template_builds_by_age", "template_builds", ["created_at", "id"])
+    op.create_index("template_builds_by_status", "template_builds", ["node", "status", "created_at", "id"])
+    op.create_table(
+        "template_build_lines",
+        sa.Column("build", sa.String(36), sa.ForeignKey("template_builds.id", ondelete="CASCADE"), nullable=False),
+        sa.Column("number", sa.Integer, nullable=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+        sa.Column("level", sa.String(8), nullable=False),
+        sa.Column("text", sa.LargeBinary, nullable=False),
+        sa.Column("step", sa.String(16), nullable=False),
+        sa.PrimaryKeyConstraint("build", "number", name="template_build_lines_pkey"),
     )
