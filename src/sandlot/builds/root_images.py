@@ -89,6 +89,7 @@ class RootImageBuilder:
         limits: Limits of one root image.
         in_use: Function that returns the digests that must not be evicted.
         reserve_bytes: Bytes of the disk that root images leave free. None: 5 %, 1 to 4 GiB.
+        make: Function that makes one root image in a sandbox of a node.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class RootImageBuilder:
         limits: MergeLimits | None = None,
         in_use: InUse = _nothing,
         reserve_bytes: int | None = None,
+        make: Callable[[Node, MergeJob, Layers, Path, Progress], Awaitable[int]] = merge,
     ) -> None:
         self._store = store
         self._cache = cache.absolute()
@@ -108,6 +110,7 @@ class RootImageBuilder:
         self._limits = limits or MergeLimits()
         self._in_use = in_use
         self._space = FreeSpace(self._cache, reserve_bytes)
+        self._merge = make
         self._slots = asyncio.Semaphore(MAX_BUILDS)
         self._making: dict[str, _Making] = {}
         self._held: dict[str, int] = {}
@@ -206,7 +209,7 @@ class RootImageBuilder:
                 temporary = LockedFolder(self._cache / "tmp", prefix=f"{KIND}-")
                 opened.callback(temporary.close)
                 job = MergeJob(digest, root.layers, base, self._limits, self._space.check)
-                size_bytes = await merge(self._node, job, layers, temporary.content, report)
+                size_bytes = await self._merge(self._node, job, layers, temporary.content, report)
                 manifest = {"digest": digest, "base": root.base, "layers": [layer.digest for layer in root.layers], "size_bytes": size_bytes}
                 await run_in_own_thread(self._publish, temporary, digest, manifest)
         await self.evict({digest})
@@ -235,6 +238,8 @@ class RootImageBuilder:
     def _publish(self, temporary: LockedFolder, digest: str, manifest: dict[str, object]) -> None:
         (temporary.content / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         durable.fsync_files(temporary.content)
+        with suppress(FileNotFoundError):  # a folder whose files somebody removed
+            locked_folder.discard(self._folder / digest, self._cache / "tmp")
         temporary.publish(self._folder / digest)
 
     # Uses ------------------------------------------------------------------------------------------------------------

@@ -77,13 +77,10 @@ def _make_folder(files: Files, path: str, mode: int | None = None, owner: int = 
     node = files.root
     for number, name in enumerate(names, 1):
         current += f"/{name}"
-        folder, last, found = files.resolve(current)
+        found = files.resolve(current)[2]
         is_new = found is None or not found.is_folder
-        if is_new:
-            if last and folder.children.get(last) is not None and folder.children[last].is_folder:  # a link that leads nowhere
-                folder, last = node, name
-            found = folder.children[last] = files.new_folder()
-        assert found is not None  # noqa: S101 - it was created
+        if found is None or not found.is_folder:
+            found = node.children[name] = files.new_folder()
         node = found
         if number == len(names) and mode is not None and (is_new or owner or mode & stat.S_IWOTH):
             node.mode, node.uid, node.gid = mode, owner, owner
