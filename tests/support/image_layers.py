@@ -20,7 +20,7 @@ FOLDER, SYMLINK, HARDLINK, DEVICE, PIPE = tarfile.DIRTYPE, tarfile.SYMTYPE, tarf
 Entry = tuple[tarfile.TarInfo, bytes]
 
 
-def entry(  # noqa: PLR0913 - the fields of an entry
+def entry(
     name: str,
     content: bytes = b"",
     *,

@@ -7,6 +7,7 @@ import resource
 import sys
 
 from sandlot.guest.connection import LinkConnection
+from sandlot.guest.fs.attributes import set_attributes
 from sandlot.guest.fs.service import FileService
 from sandlot.guest.identity import SandboxIdentity
 from sandlot.guest.kernels.manager import KernelManager
@@ -165,6 +166,7 @@ def start(loop: Loop, fd_in: int, fd_out: int, *, has_card: bool = False) -> Non
             "port.connect": tunnels.connect,
         }
     )
+    set_attributes()
     _reap_on_sigchld(loop, children)
     SudoServer(loop, spawner).listen()
     PackageProxy(loop, router).listen()

@@ -20,6 +20,7 @@ from sandlot.images.store import ImageStore
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.images import Layer
 from sandlot.model.templates import BuiltRoot
+from tests.support.until import until
 
 LAYER = Layer("sha256:" + "a" * 64, 100, "tar", "sha256:" + "b" * 64)
 OTHER = Layer("sha256:" + "c" * 64, 100, "tar", "sha256:" + "d" * 64)
@@ -68,7 +69,8 @@ class Maker:
 
 
 async def no_layers(_layer: Layer) -> AsyncIterator[bytes]:
-    pytest.fail("read")
+    for _ in "x":
+        pytest.fail("read")
     yield b""
 
 
@@ -109,11 +111,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def started(bench: Bench, count: int = 1) -> None:
-    for _ in range(500):
-        if len(bench.maker.made) == count:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("no build began")
+    await until(lambda: len(bench.maker.made) == count)
 
 
 async def test_root_image_is_made_once_and_found_again(bench: Bench) -> None:
@@ -123,7 +121,9 @@ async def test_root_image_is_made_once_and_found_again(bench: Bench) -> None:
     assert len(bench.maker.made) == 1
     assert "working" in lines
     found = await bench.builder.find(digest)
-    assert found is not None and found.image is not None and found.index is not None
+    assert found is not None
+    assert found.image is not None
+    assert found.index is not None
     assert (found.image.stat().st_size, found.index.stat().st_size) == (900, 100)
     assert found.image.parent == bench.cache / KIND / digest
     assert bench.left() == []
@@ -184,7 +184,8 @@ async def test_failed_build_leaves_nothing_and_is_tried_again(bench: Bench) -> N
         await bench.ensure()
     assert (bench.left(), await bench.listed()) == ([], [])
     bench.maker.error = None
-    assert await bench.listed() == [] and await bench.ensure()
+    assert await bench.listed() == []
+    assert await bench.ensure()
 
 
 async def test_full_disk_is_a_limit_error(bench: Bench) -> None:
@@ -216,10 +217,10 @@ async def test_incomplete_build_of_a_dead_service_is_not_found_and_removed(bench
 async def test_service_waits_for_another_service_that_makes_the_same_root_image(bench: Bench) -> None:
     digest = await bench.builder.digest(ROOT)
     (bench.cache / "locks").mkdir(parents=True)
-    lock, lines = lock_file(bench.cache / "locks" / f"{KIND}-{digest}"), []
+    lines: list[str] = []
+    lock = lock_file(bench.cache / "locks" / f"{KIND}-{digest}")
     task = asyncio.create_task(bench.ensure(lines=lines))
-    while not lines:
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(lines))
     assert lines == ["waiting for another service that makes this root image"]
     other = Bench(bench.cache)
     made = bench.cache / KIND / digest

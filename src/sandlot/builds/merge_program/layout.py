@@ -5,6 +5,7 @@ Images may be odd: without ``/etc/passwd``, without a shell, with files or dangl
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -21,6 +22,10 @@ _TMP = "/tmp"  # noqa: S108 - inside the image
 _IN_TMP = ".X11-unix"
 _REMOVED = ("/.dockerenv", "/etc/resolv.conf")
 _NAME = "user"
+ATTRIBUTES = "attributes.json"
+"""Name of the file of the guest with extended attributes (``guest/fs/attributes.py``)."""
+MAX_COPIED_BYTES = 1 << 20
+"""Largest size of a file whose extended attributes are kept."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,30 @@ def apply_layout(files: Files, layout: Layout, warn: Callable[[str], object]) ->
     for path, text in layout.files.items():
         folder, _, name = path.rpartition("/")
         _make_folder(files, folder).children[name] = _new_file(layout, text.encode(), 0o755 if text.startswith("#!") else 0o644)
-    files.root.children[layout.guest.strip("/")] = _copy_guest(files, Path(layout.guest))
+    guest = files.root.children[layout.guest.strip("/")] = _copy_guest(files, Path(layout.guest))
+    if attributes := list_attributes(files, warn):
+        guest.children[ATTRIBUTES] = _new_file(layout, json.dumps(attributes, separators=(",", ":")).encode(), 0o600)
+
+
+def list_attributes(files: Files, warn: Callable[[str], object]) -> list[tuple[str, str, str]]:
+    """Return the path, name and hexadecimal value of all extended attributes that the guest sets when it boots.
+
+    Setting an attribute copies the file, so files that are large or have several hard links keep none. gVisor has attributes of users only.
+    """
+    first: dict[int, bool] = {}
+    for _, node in files.walk():
+        if node.attributes:
+            first[id(node)] = id(node) not in first  # False: several hard links
+    found, left_out = [], 0
+    for path, node in files.walk():
+        for name, value in sorted((node.attributes or {}).items()):
+            if name.startswith(b"user.") and first[id(node)] and node.size <= MAX_COPIED_BYTES and node.kind in {tar.FILE, tar.FOLDER}:
+                found.append((f"/{path}", name.decode("utf-8", "surrogateescape"), value.hex()))
+            else:
+                left_out += 1
+    if left_out:
+        warn(f"left out {left_out} extended attributes that sandboxes do not support, such as file capabilities")
+    return found
 
 
 def _make_folder(files: Files, path: str, mode: int | None = None, owner: int = 0) -> Node:
@@ -148,9 +176,7 @@ def _copy_guest(files: Files, folder: Path) -> Node:
 def _new_like(files: Files, path: Path) -> Node:
     status = path.lstat()
     if stat.S_ISDIR(status.st_mode):
-        node = files.new_folder(stat.S_IMODE(status.st_mode))
-        node.mtime_ns = status.st_mtime_ns
-        return node
+        return files.new_folder(stat.S_IMODE(status.st_mode))  # the time of a mount point is that of this sandbox
     if stat.S_ISLNK(status.st_mode):
         return Node(tar.SYMLINK, 0o777, 0, 0, status.st_mtime_ns, target=str(path.readlink()))
     node = Node(tar.FILE, stat.S_IMODE(status.st_mode), 0, 0, status.st_mtime_ns)

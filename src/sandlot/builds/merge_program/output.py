@@ -1,7 +1,8 @@
 """Writes a file system as an archive for ``mkfs.erofs``, and lists its folders for the index.
 
 The archive depends on the file system alone, and so does the image: folders and small entries come first, then files in the order of their layers,
-then hard links.
+then hard links. No entry has extended attributes, because gVisor's EROFS cannot read files and folders that have some
+(``layout.list_attributes``).
 """
 
 from __future__ import annotations
@@ -83,9 +84,6 @@ def header(path: str, node: Node, target: str | None = None) -> bytes:
     for key, number, limit in ((b"uid", node.uid, _FITS_ID), (b"gid", node.gid, _FITS_ID), (b"size", size, _FITS_SIZE)):
         if number >= limit:
             records += tar.record(key, b"%d" % number)
-    if target is None:
-        for attribute, value in sorted((node.attributes or {}).items()):
-            records += tar.record(b"SCHILY.xattr." + attribute, value)
     block = _block(name, kind, node.mode, node.uid, node.gid, size, seconds, link)
     if not records:
         return block
