@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+from uuid import UUID
 
 import structlog
 
 from sandlot.core.node import Node
 from sandlot.host.blocking import outlast_cancellation, run_in_own_thread
 from sandlot.images import plan, rootfs_layout
-from sandlot.images.root_image import IMAGE, INDEX, uuid_of
-from sandlot.images.store import Image
+from sandlot.images.root_image import IMAGE, INDEX
+from sandlot.images.store import BUILDER, Image
 from sandlot.link.payload import GUEST_ROOT
 from sandlot.model.access import INTERNAL
 from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
@@ -33,8 +34,6 @@ from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, MIB, ProcessSpec, User
 
-RECIPE: Final = "builder"
-"""Name of the internal image of the sandbox."""
 PURPOSE: Final = "sandlot.root_image"
 """Key in the metadata of the sandbox: digest of the root image that is made."""
 
@@ -91,6 +90,7 @@ class MergeJob:
 
     Args:
         digest: Digest of the root image, 64 hexadecimal digits.
+        uuid: UUID of the image.
         layers: Layers, the lowest first.
         base: Image of a built-in template below the layers. None: the first layer is the lowest.
         limits: Limits of the root image.
@@ -98,6 +98,7 @@ class MergeJob:
     """
 
     digest: str
+    uuid: UUID
     layers: tuple[Layer, ...]
     base: Image | None
     limits: MergeLimits
@@ -149,7 +150,7 @@ class _Merge:
 
     async def open(self) -> None:
         params = CreateSandboxParams(
-            template=RECIPE,
+            template=BUILDER,
             metadata={PURPOSE: self._job.digest},
             limits=LimitsChange(cpus=_CPUS, memory_bytes=_MEMORY_BYTES, disk_bytes=self._disk_bytes),
             timeout_s=_TIMEOUT_S,
@@ -230,7 +231,7 @@ class _Merge:
             "home": rootfs_layout.HOME,
             "user": plan.USER_ID,
             "time_s": plan.BUILD_TIME_S,
-            "uuid": str(uuid_of(self._job.digest)),
+            "uuid": str(self._job.uuid),
             "image": f"{_FOLDER}/{IMAGE}",
             "index": f"{_FOLDER}/{INDEX}",
         }

@@ -30,8 +30,8 @@ from sandlot.host.blocking import outlast_cancellation, run_blocking, run_in_own
 from sandlot.host.free_space import FreeSpace
 from sandlot.host.locked_folder import LockedFolder
 from sandlot.images.build_cache import KEY, translated_errors
-from sandlot.images.root_image import IMAGE, INDEX
-from sandlot.images.store import ImageStore
+from sandlot.images.root_image import IMAGE, INDEX, uuid_of
+from sandlot.images.store import BUILDER, ImageStore
 from sandlot.model.errors import ConflictError, ErrorCode, InternalError, UnavailableError
 from sandlot.model.images import Layer
 from sandlot.model.specs import GIB, RootFs
@@ -208,7 +208,9 @@ class RootImageBuilder:
                 self._space.check()
                 temporary = LockedFolder(self._cache / "tmp", prefix=f"{KIND}-")
                 opened.callback(temporary.close)
-                job = MergeJob(digest, root.layers, base, self._limits, self._space.check)
+                # gVisor restores memory only on an image with the same UUID. The version of mkfs.erofs decides the layout.
+                builder = await run_in_own_thread(self._store.ensure, BUILDER)
+                job = MergeJob(digest, uuid_of(f"{digest}\0{builder.digest}"), root.layers, base, self._limits, self._space.check)
                 size_bytes = await self._merge(self._node, job, layers, temporary.content, report)
                 manifest = {"digest": digest, "base": root.base, "layers": [layer.digest for layer in root.layers], "size_bytes": size_bytes}
                 await run_in_own_thread(self._publish, temporary, digest, manifest)
