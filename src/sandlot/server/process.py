@@ -66,6 +66,8 @@ A request to the database needs the lock dozens of times. With Python's 5 ms it 
 """
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IDLE_CHECK_S = 1.0
+_TICK_S = 1.0
+"""Seconds between changes of the Date header."""
 _log = structlog.get_logger("sandlot.server")
 
 
@@ -199,6 +201,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._signals = 0
+        self._exiting = asyncio.Event()
 
     async def until_stopped(self, listeners: list[socket], *, idle_exit_s: float | None = None, signals: bool = True) -> None:
         """Serve until a stop request, a signal, or the idle timeout.
@@ -228,6 +231,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
+
+    async def main_loop(self) -> None:
+        """Serve until the exit. uvicorn's own loop asks ten times per second whether to exit."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._exiting.wait()
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Close the sandbox manager and the connections at the same time, so that no response waits for a sandbox."""
@@ -266,6 +276,7 @@ class Server(uvicorn.Server):
                 break
         self._service.internals.manager.refuse()
         self.should_exit = True
+        self._exiting.set()
 
 
 def allowed_connections(settings: Settings) -> int:
