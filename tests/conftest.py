@@ -8,7 +8,8 @@
 - A service that a test starts keeps no pool unless the test asks for one: warm sandboxes would be counted as leaks and take time.
 - Tests in ``SLOW_FOLDERS`` and those marked ``real_guest`` are marked ``slow``, except those marked ``smoke``: ``scripts/test`` leaves
   them to ``scripts/test --all``.
-- Modules are started in the order of ``FIRST``, so that no long module is started last. ``--random-order`` replaces this order.
+- Modules are started in the order of ``FIRST``, so that no long module is started last. Those of ``BUSY`` are spread among the other slow ones, so
+  that few of them run at once. ``--random-order`` replaces this order.
 - The garbage collector leaves out what exists when the tests have been collected, more than a million objects: with them, each collection
   would take half a second.
 - Programs that tests start inherit no ignored and no blocked signals. A shell ignores SIGINT and SIGQUIT in a script's background jobs, nohup(1)
@@ -24,7 +25,7 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 
 import hypothesis
 import pytest
@@ -50,10 +51,11 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/network", "tests/security")
-FIRST = tuple(
-    f"tests/{name}" for name in ("security", "conformance", "compat", "network", "service", "meta", "unit/guest", "unit/server", "unit/core")
-)
+SLOWEST = ("tests/conformance", "tests/compat", "tests/network", "tests/service")
+FIRST = (*SLOWEST, "tests/meta", "tests/unit/guest", "tests/unit/server", "tests/unit/core")
 """Folders whose modules take longest, longest first."""
+BUSY = "tests/security"
+"""Folder whose tests use up the processors on purpose. Beside several of them, other tests exceed their deadlines."""
 
 IN_CI = os.environ.get("CI", "") not in {"", "0", "false"}
 
@@ -73,7 +75,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_slow = item.nodeid.startswith(SLOW_FOLDERS) or item.get_closest_marker("real_guest") is not None
         if is_slow and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
-    items.sort(key=lambda item: next((place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST)))
+    places = _places(dict.fromkeys(_module(item) for item in items))
+    items.sort(key=lambda item: places[_module(item)])
+
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _places(modules: Iterable[str]) -> Mapping[str, float]:
+    """Return the place of each module in the run: from 0 to 1 for slow ones, after these for the others."""
+    ranked = sorted(modules, key=lambda module: next((rank for rank, folder in enumerate(FIRST) if module.startswith(folder)), len(FIRST)))
+    busy = [module for module in ranked if module.startswith(BUSY)]
+    slow = [module for module in ranked if module.startswith(SLOWEST)]
+    places = {module: float(place) for place, module in enumerate(ranked, 1)}
+    for group in (busy, slow):
+        places.update((module, place / len(group)) for place, module in enumerate(group))
+    return places
 
 
 def pytest_collection_finish() -> None:
