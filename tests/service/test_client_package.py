@@ -59,7 +59,7 @@ def service() -> Iterator[LocalService]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["client-oldest", "client-newest"])
+@pytest.fixture(scope="module", params=["client-oldest", pytest.param("client-newest", marks=pytest.mark.soak)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run a program of an environment with the client."""
     folder = tmp_path_factory.mktemp(request.param)
