@@ -19,7 +19,7 @@ from sandlot.core.pools import ownership
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, VolumeDisks
+from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, TemplateDefaults, VolumeDisks
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
@@ -54,6 +54,7 @@ class MemoryTemplates:
         custom: Templates of owners, besides the built-in templates.
         missing: Names of templates that are not built.
         images: Names of templates whose root file system is an image.
+        defaults_of: Name -> defaults of a template.
         errors: Name -> exception that building it raises.
     """
 
@@ -62,6 +63,7 @@ class MemoryTemplates:
         self.custom: set[TemplateRef] = set()
         self.missing: set[str] = set()
         self.images: set[str] = set()
+        self.defaults_of: dict[str, TemplateDefaults] = {}
         self.errors: dict[str, Exception] = {}
 
     async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
@@ -80,9 +82,9 @@ class MemoryTemplates:
             return own
         return TemplateRef(LOCAL, name) if name in self._recipes else None
 
-    async def root_kind(self, ref: TemplateRef) -> RootKind:
-        """Return the kind of root file system of a template: a folder, except for templates in ``images``."""
-        return RootKind.IMAGE if ref.name in self.images else RootKind.TREE
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return the defaults of a template, whose root file system is a folder, except for templates in ``images``."""
+        return replace(self.defaults_of.get(ref.name, TemplateDefaults()), root_kind=RootKind.IMAGE if ref.name in self.images else RootKind.TREE)
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
         """Return the build of a template. A template in ``missing`` is built from now on."""

@@ -59,7 +59,8 @@ class _EmptyManager:
 def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> RunningService:
     """Return a service that the app and the server can serve, without store."""
     store: Any = None
-    values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics(), "store": store, "blobs": None}
+    values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics()}
+    values |= dict.fromkeys(("store", "blobs", "roots", "layers"))
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
     return RunningService(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
 

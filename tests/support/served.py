@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandlot.core.ports import ResolvedTemplate
+from sandlot.core.ports import ResolvedTemplate, TemplateDefaults
 from sandlot.model.access import LOCAL, Principal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, RootKind, TemplateRef
+from sandlot.model.specs import RootFs, TemplateRef
 from sandlot.server import composition, process
 from sandlot.server.__main__ import main
 
@@ -38,8 +38,8 @@ class Folders:
     async def find(self, _principal: Principal, name: str) -> TemplateRef | None:
         return TemplateRef(LOCAL, name) if name in self._names() else None
 
-    async def root_kind(self, _ref: TemplateRef) -> RootKind:
-        return RootKind.TREE
+    async def defaults(self, _ref: TemplateRef) -> TemplateDefaults:
+        return TemplateDefaults()
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
         return ResolvedTemplate(root=RootFs(self._digest(ref.name), (self._folder / ref.name).resolve()), env={})

@@ -19,11 +19,12 @@ from sandlot.core import admission
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
+from sandlot.core.execution.start_command import run_start_command
 from sandlot.core.files.files import make_working_directory
 from sandlot.core.files.store import FileStore, inject
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
-from sandlot.core.ports import Clock
+from sandlot.core.ports import Clock, TemplateDefaults
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers
@@ -39,7 +40,7 @@ from sandlot.model.network import NetworkPolicy, NetworkUpTo
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
-from sandlot.model.specs import DEFAULT_TEMPLATE, WORKSPACE, Limits, SandboxSpec, TemplateRef, VolumeMount
+from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
@@ -159,6 +160,7 @@ class AdmissionController:
         if params.snapshot is not None and source is None:
             raise InternalError("The create request names a snapshot but has no source. Call SandboxService.create for such a request.")
         template = await self._templates.find(principal, params.template or DEFAULT_TEMPLATE) if source is None else source.spec.template
+        defaults = await self._templates.defaults(template)
         public_ports = admission.resolve_public_ports(principal, requested=params.public_ports)
         isolation = admission.resolve_isolation(
             params.isolation, self._policy, self._drivers, source=None if source is None else source.spec.isolation
@@ -166,7 +168,7 @@ class AdmissionController:
         capabilities = await self._drivers.capabilities(isolation)
         requested = params.network or (None if source is None else source.spec.network)
         network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
-        spec = self._spec(params, template, isolation, network, source, public_ports=public_ports, single_use=single_use)
+        spec = self._spec(params, template, defaults, isolation, network, source, public_ports=public_ports, single_use=single_use)
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         takes = self._drivers[spec.isolation].max_resources(limits)
@@ -174,7 +176,7 @@ class AdmissionController:
         if not capabilities.can(DriverCapability.BOOT):
             self._reservations.check_available(takes, await self._reservations.read_host())
         admission.check_host(capabilities, volumes=bool(volumes))
-        admission.check_root(capabilities, template.name, await self._templates.root_kind(template))
+        admission.check_root(capabilities, template.name, defaults.root_kind)
         quotas.check_lifetime(principal.quota, params.timeout_s)
         files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
@@ -215,7 +217,8 @@ class AdmissionController:
                     raise InternalError("The sandbox has neither a warm sandbox nor a reading of the host.")
                 reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
-        return Admitted(sandbox, allocation, claim, [*_make_working_directory(params), *setup])
+        starting = () if source is not None else _run_start_command(defaults)
+        return Admitted(sandbox, allocation, claim, [*_make_working_directory(params), *setup, *starting])
 
     async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
         """Check that several equal sandboxes fit, and make a reservation for each of them, before the first sandbox is admitted.
@@ -330,6 +333,7 @@ class AdmissionController:
         self,
         params: CreateSandboxParams,
         template: TemplateRef,
+        defaults: TemplateDefaults,
         isolation: str,
         network: NetworkPolicy,
         source: StartSourceConstraints | None,
@@ -343,13 +347,14 @@ class AdmissionController:
             template=template,
             env=params.env,
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if single_use else params.metadata,
-            limits=params.limits.over(Limits() if source is None else source.spec.limits),
+            limits=params.limits.over(defaults.limits if source is None else source.spec.limits),
             timeout_s=params.timeout_s,
             network=network,
             isolation=isolation,
             on_timeout=params.on_timeout,
             auto_resume=params.auto_resume,
-            cwd=params.cwd or (WORKSPACE if source is None else source.spec.cwd),
+            cwd=params.cwd or (defaults.cwd if source is None else source.spec.cwd),
+            user=defaults.user if source is None else source.spec.user,
             public_ports=public_ports,
             mask_request_host=params.mask_request_host,
         )
@@ -362,6 +367,12 @@ class AdmissionController:
             parent=source.spec.parent,
             restored=source.restored,
         )
+
+
+def _run_start_command(defaults: TemplateDefaults) -> Sequence[SetupStep]:
+    if not defaults.start_command:
+        return ()
+    return (functools.partial(run_start_command, command=defaults.start_command, ready_command=defaults.ready_command),)
 
 
 def _make_working_directory(params: CreateSandboxParams) -> Sequence[SetupStep]:

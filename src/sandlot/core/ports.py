@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from sandlot.model.images import Image, ImageReference, Layer
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, RootKind, TemplateRef
+from sandlot.model.specs import WORKSPACE, Limits, RootFs, RootKind, TemplateRef, User
 
 
 class Clock(Protocol):
@@ -63,6 +63,27 @@ class ResolvedTemplate:
     env: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateDefaults:
+    """What a template gives the sandboxes whose request does not say otherwise.
+
+    Args:
+        root_kind: Kind of root file system that all builds of the template have.
+        limits: Limits.
+        cwd: Working directory.
+        user: User of processes whose request names none.
+        start_command: Command of the shell that is started in every new sandbox; empty for none.
+        ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
+    """
+
+    root_kind: RootKind = RootKind.TREE
+    limits: Limits = field(default_factory=Limits)
+    cwd: str = WORKSPACE
+    user: User = User.USER
+    start_command: str = ""
+    ready_command: str = ""
+
+
 class TemplateStore(Protocol):
     """Templates and their root filesystem images.
 
@@ -77,8 +98,8 @@ class TemplateStore(Protocol):
         """Return the template that a name means for a principal, without digest, or None if there is none."""
         ...
 
-    async def root_kind(self, ref: TemplateRef) -> RootKind:
-        """Return the kind of root file system that all builds of a template have. Builds nothing."""
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return what sandboxes of a template get if their request does not say otherwise. Builds nothing."""
         ...
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:

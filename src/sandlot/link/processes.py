@@ -15,7 +15,7 @@ from sandlot.link.types import ProcessResult
 from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
 from sandlot.model.executions import Output, OutputGap, ProcessInfo
 from sandlot.model.ids import ProcessId, new_process_id
-from sandlot.model.specs import ProcessSpec
+from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema
 from sandlot.protocol.errors import ProtocolError
 
@@ -228,7 +228,7 @@ class ProcessRequests:
             "argv": list(spec.argv),
             "env": dict(spec.env),
             "cwd": spec.cwd,
-            "user": spec.user.value,
+            "user": (spec.user or User.USER).value,
             "stdin": spec.stdin,
             "timeout_s": spec.timeout_s,
             "attach": attach,

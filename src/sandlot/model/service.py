@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import NodeId
 from sandlot.model.ports import Resources
 
@@ -57,9 +58,13 @@ class TemplateInfo:
         description: Description for users, in one line.
         digest: SHA-256 of the root filesystem image, in hexadecimal; None until the image is built.
         building: Current step of the build, as a text for users; None if no build is running.
+        id: Id of a template of a user; empty for a built-in template.
+        owner: Owner; ``LOCAL`` for a built-in template and for those of the operator.
     """
 
     name: str
     description: str
     digest: str | None
     building: str | None = None
+    id: str = ""
+    owner: OwnerId = LOCAL

@@ -329,6 +329,7 @@ class SandboxSpec:
             if the sandbox was booted from its template.
         volumes: Mounted volumes, by id.
         cwd: Absolute path of the working directory, in which programs start and relative paths begin.
+        user: User of processes whose request names none.
         public_ports: True if the preview URLs of the ports need no token.
         mask_request_host: ``Host`` header that programs see behind a preview URL, in which ``${PORT}`` stands for the port. None: ``localhost:PORT``.
     """
@@ -348,6 +349,7 @@ class SandboxSpec:
     restored: str = ""
     volumes: tuple[VolumeMount, ...] = ()
     cwd: str = WORKSPACE
+    user: User = User.USER
     public_ports: bool = False
     mask_request_host: str | None = None
 
@@ -378,7 +380,7 @@ class ProcessSpec:
         argv: Program and arguments.
         env: Variables to add to the environment of the sandbox.
         cwd: Working directory, relative to that of the sandbox; None: that of the sandbox.
-        user: User that the process runs as.
+        user: User that the process runs as; None: that of the sandbox.
         stdin: True if the client may write to standard input. False to connect standard input to ``/dev/null``.
         timeout_s: Seconds until the process group is killed, at most 7 days; None: never.
         rows: Rows of a terminal, 1 to 65,535; None: no terminal. On a terminal, all output is standard output, and standard input is always open.
@@ -390,7 +392,7 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
-    user: User = User.USER
+    user: User | None = None
     stdin: bool = False
     timeout_s: float | None = DEFAULT_COMMAND_TIMEOUT_S
     rows: int | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +20,8 @@ from typing import Any
 import structlog
 
 from sandlot import __version__
+from sandlot.builds.layers import LayerStore
+from sandlot.builds.root_images import RootImageBuilder
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, NetworkLimits
 from sandlot.core.admission_controller import AdmissionController
@@ -106,6 +108,7 @@ from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
 from sandlot.server import data_dir, log_config
 from sandlot.server.image_templates import ImageTemplates
 from sandlot.server.settings import Settings
+from sandlot.server.user_templates import UserTemplates
 from sandlot.server.vendors import VENDORS
 from sandlot.store.blobs import open_blobs
 from sandlot.store.store import open_store
@@ -146,6 +149,8 @@ class RunningService:
         metrics: Metrics, in which the HTTP requests are counted.
         store: Repositories.
         blobs: Contents of stored files.
+        roots: Makes the root images of users' templates.
+        layers: Layers of users' templates.
         stop: Event that ends the service when it is set.
         keep: Leave the sandboxes running for the next service.
     """
@@ -158,6 +163,8 @@ class RunningService:
     metrics: Metrics
     store: Store
     blobs: Blobs
+    roots: RootImageBuilder
+    layers: LayerStore
     stop: asyncio.Event
     keep: bool
 
@@ -196,7 +203,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         UnavailableError: The database cannot be reached.
     """
     image_store = ImageStore(settings.cache_dir, reserve_bytes=settings.disk_reserve_bytes)
-    images, clock = ImageTemplates(image_store), clock or SystemClock()
+    images, layers, clock = ImageTemplates(image_store), LayerStore(settings.layers), clock or SystemClock()
     async with AsyncExitStack() as opened:
         # Storage
         data_dir.prepare_data_dir(settings.data_dir)
@@ -231,7 +238,15 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         if packages is None:
             packages = await opened.enter_async_context(_package_cache(settings, metrics, reservations))
         driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
-        template_set, resolver = Templates(templates or images), TemplateResolver(templates or images)
+
+        async def roots_in_use() -> Collection[str]:
+            specs = [sandbox.spec for sandbox in registry.live()] + [record.spec for record in await store.snapshots.list_by_node(node_id)]
+            return {spec.template.digest for spec in specs}
+
+        roots = RootImageBuilder(image_store, settings.cache_dir, in_use=roots_in_use, reserve_bytes=settings.disk_reserve_bytes)
+        opened.push_async_callback(roots.aclose)
+        template_store = UserTemplates(templates or images, store.templates, roots, layers.open)
+        template_set, resolver = Templates(template_store), TemplateResolver(template_store)
         policy = AdmissionPolicy(
             isolation_default=settings.isolation_default,
             isolation_allowed=settings.isolation_allowed,
@@ -442,6 +457,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             template_builds=template_builds,
             previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
+        roots.connect(node)
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.callback(images.stop)
         yield RunningService(
@@ -453,6 +469,8 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             metrics=metrics,
             store=store,
             blobs=blobs,
+            roots=roots,
+            layers=layers,
             stop=asyncio.Event(),
             keep=keep,
         )

@@ -13,13 +13,13 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate
+from sandlot.core.ports import ResolvedTemplate, TemplateDefaults
 from sandlot.host.blocking import run_in_own_thread
 from sandlot.images.store import ImageStore
 from sandlot.model.access import INTERNAL, LOCAL, Principal
 from sandlot.model.errors import ErrorCode, UnavailableError
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, RootKind, TemplateRef
+from sandlot.model.specs import RootFs, TemplateRef
 
 MAX_BUILDS: Final = 2
 """Maximum number of templates that are built at the same time. A build takes one processor for minutes."""
@@ -49,9 +49,9 @@ class ImageTemplates:
         known = self._store.all_recipes if principal == INTERNAL else self._store.recipes
         return TemplateRef(LOCAL, name) if name in known else None
 
-    async def root_kind(self, _ref: TemplateRef) -> RootKind:
-        """Return the kind of the root file systems of all recipes."""
-        return RootKind.TREE
+    async def defaults(self, _ref: TemplateRef) -> TemplateDefaults:
+        """Return the defaults of all recipes."""
+        return TemplateDefaults()
 
     async def build(self, ref: TemplateRef) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`list` shows the progress."""

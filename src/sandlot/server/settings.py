@@ -343,6 +343,11 @@ class Settings:
         return self.data_dir / "files"
 
     @property
+    def layers(self) -> Path:
+        """Folder with the layers of users' templates."""
+        return self.data_dir / "layers"
+
+    @property
     def saved(self) -> Path:
         """Folder of hibernation images and snapshots."""
         return self.data_dir / "saved"

@@ -20,6 +20,7 @@ from sandlot.model.specs import (
     Limits,
     ProcessSpec,
     SandboxSpec,
+    User,
     VolumeMount,
     check_path,
     placed,
@@ -37,7 +38,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     spec = SandboxSpec(ID)
     assert (spec.template.name, spec.timeout_s, spec.isolation, spec.network.mode) == ("code-interpreter", 300.0, "gvisor", "packages")
     process = ProcessSpec(("true",))
-    assert (process.user.value, process.cwd, process.stdin, process.timeout_s) == ("user", None, False, 60.0)
+    assert (spec.user, process.user, process.cwd, process.stdin, process.timeout_s) == (User("user"), None, None, False, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ class ProcessService:
             LimitError: The owner's quota of executions is used up (code ``quota_exceeded``).
         """
         live = self._registry.find(sandbox, principal)
-        tracker = await changes.track(live, track, spec.user) if track else None
+        tracker = await changes.track(live, track, spec.user or live.spec.user) if track else None
         try:
             process = await self.start(live, spec, stdin=stdin, options=options)
             try:
@@ -288,7 +288,7 @@ class ProcessService:
         process is killed as in :meth:`run`, unless ``keeps_running`` is True.
         """
         live = self._registry.find(sandbox, principal)
-        tracker = await changes.track(live, track, spec.user) if track else None
+        tracker = await changes.track(live, track, spec.user or live.spec.user) if track else None
         try:
             run = await self.start(live, spec, stdin=stdin, options=options)
         except BaseException:
@@ -558,5 +558,5 @@ class ProcessService:
 
 
 def _in_sandbox(spec: ProcessSpec, sandbox: Sandbox) -> ProcessSpec:
-    """Return the process with the absolute path of its working directory."""
-    return spec if spec.cwd is None else replace(spec, cwd=sandbox.absolute_path(spec.cwd))
+    """Return the process with its user and the absolute path of its working directory."""
+    return replace(spec, user=spec.user or sandbox.spec.user, cwd=None if spec.cwd is None else sandbox.absolute_path(spec.cwd))

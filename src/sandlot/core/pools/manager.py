@@ -107,7 +107,7 @@ class PoolManager:
                 f"Isolation {driver!r} cannot have pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
-        admission.check_root(capabilities, ref.name, await self._templates.root_kind(ref))
+        admission.check_root(capabilities, ref.name, (await self._templates.defaults(ref)).root_kind)
         self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
         check_metadata(metadata or {})
         config = PoolConfig(PoolSpec(ref, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, TemplateStore
+from sandlot.core.ports import ResolvedTemplate, TemplateDefaults, TemplateStore
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootKind, TemplateRef
+from sandlot.model.specs import TemplateRef
 
 _log = structlog.get_logger("sandlot.core")
 
@@ -54,9 +54,9 @@ class Templates:
             )
         return ref
 
-    async def root_kind(self, ref: TemplateRef) -> RootKind:
-        """Return the kind of root file system that all builds of a template have."""
-        return await self._store.root_kind(ref)
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return what sandboxes of a template get if their request does not say otherwise. Builds nothing."""
+        return await self._store.defaults(ref)
 
 
 class TemplateResolver:

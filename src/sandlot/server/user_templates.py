@@ -1,0 +1,151 @@
+"""The template store of the service: built-in templates, and templates that users have built.
+
+Invariant: A build of a user is a list of layers in the database; its root image is a cache that is made again when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from sandlot.builds.root_images import RootImageBuilder
+from sandlot.core.ports import ResolvedTemplate, TemplateDefaults, TemplateStore
+from sandlot.model.access import INTERNAL, LOCAL, OwnerId, Principal
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.ids import TEMPLATE_ID, TemplateId
+from sandlot.model.images import Layer
+from sandlot.model.repositories import TemplateRepository
+from sandlot.model.service import TemplateInfo
+from sandlot.model.specs import WORKSPACE, RootKind, TemplateRef, User
+from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TEMPLATE_NAME, BuildRecord, BuildStatus, TemplateRecord
+
+MAX_LISTED: Final = 1_000
+"""Maximum number of templates of one owner that :meth:`UserTemplates.list` returns."""
+
+
+class UserTemplates:
+    """Implements the template store of core. A name means the template of the principal, else that of the operator, else the built-in template.
+
+    Args:
+        builtin: Store of the built-in templates.
+        records: Templates and builds of users.
+        roots: Makes root images.
+        open_layer: Function that yields a stored layer.
+    """
+
+    def __init__(
+        self, builtin: TemplateStore, records: TemplateRepository, roots: RootImageBuilder, open_layer: Callable[[Layer], AsyncIterator[bytes]]
+    ) -> None:
+        self._builtin = builtin
+        self._records = records
+        self._roots = roots
+        self._open_layer = open_layer
+        self._digests: dict[str, str] = {}
+        """Id of a build -> digest of its root image, which depends on the guest layer and so does not change while the service runs."""
+
+    async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
+        """Return the built-in templates, those of the operator and those of a principal that have a ready build or one that runs, by name."""
+        found = {each.name: each for each in await self._builtin.list(principal)}
+        for owner in dict.fromkeys((LOCAL, principal.owner)):
+            for record in await self._records.list(owner=owner, before=None, limit=MAX_LISTED):
+                found[record.name] = await self._info(record)
+        return [found[name] for name in sorted(found)]
+
+    async def find(self, principal: Principal, name: str) -> TemplateRef | None:
+        """Return the template that a name, a name with a tag (``web:v1``) or the id of a template means; None if there is none."""
+        if principal == INTERNAL:
+            return await self._builtin.find(principal, name)
+        base, _, tag = name.partition(":")
+        record = await self._find(principal, base)
+        if record is None:
+            return None if tag else await self._builtin.find(principal, name)
+        if not tag or tag == DEFAULT_TEMPLATE_TAG:
+            return TemplateRef(record.owner, record.name)
+        build = await self._tagged(record, tag)
+        return None if build is None else TemplateRef(record.owner, record.name, await self._digest(build))
+
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return what sandboxes of a template get if their request does not say otherwise."""
+        found = await self._find_build(ref)
+        if found is None:
+            return await self._builtin.defaults(ref)
+        record, build = found
+        settings = build.settings
+        return TemplateDefaults(
+            root_kind=RootKind.IMAGE,
+            limits=record.limits,
+            cwd=settings.working_dir or WORKSPACE,
+            user=User(settings.user) if settings.user else User.USER,
+            start_command=settings.start_command,
+            ready_command=settings.ready_command,
+        )
+
+    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+        """Return the current build of a template. The root image of a user's template is made first if it is not in the cache, in seconds."""
+        found = await self._find_build(ref)
+        return await self._builtin.build(ref) if found is None else await self._resolve(found[1])
+
+    async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
+        """Return the build of a template with the digest of ``ref``; None if it was removed. A root image that was evicted is made again."""
+        found = await self._find_build(ref)
+        if found is not None:
+            return await self._resolve(found[1])
+        if (root := await self._roots.find(ref.digest)) is not None:
+            return ResolvedTemplate(root, {})  # the template was deleted, but a sandbox or a snapshot uses its root
+        return await self._builtin.at(ref)
+
+    async def _find(self, principal: Principal, name: str) -> TemplateRecord | None:
+        if TEMPLATE_ID.fullmatch(name):
+            record = await self._records.get(TemplateId(name))
+            return record if record is not None and (principal.sees(record.owner) or record.owner == LOCAL) else None
+        if not TEMPLATE_NAME.fullmatch(name):
+            return None
+        owners: Sequence[OwnerId] = tuple(dict.fromkeys((principal.owner, LOCAL)))
+        for owner in owners:
+            if (record := await self._records.find(owner, name)) is not None and record.tags:
+                return record
+        return None
+
+    async def _find_build(self, ref: TemplateRef) -> tuple[TemplateRecord, BuildRecord] | None:
+        """Return the template and the build that a reference means; None for a built-in template.
+
+        Raises:
+            NotFoundError: The template has no current build.
+        """
+        record = await self._records.find(ref.owner, ref.name)
+        if record is None:
+            return None
+        if not ref.digest:
+            build = await self._tagged(record, DEFAULT_TEMPLATE_TAG)
+            if build is None:
+                raise NotFoundError(
+                    f"The template {ref.name} has no build with the tag `{DEFAULT_TEMPLATE_TAG}`.",
+                    code=ErrorCode.TEMPLATE_NOT_FOUND,
+                    hint="Build it, or name a tag: `NAME:TAG`.",
+                    fields={"template": ref.name},
+                )
+            return record, build
+        for build in await self._records.list_builds(owner=record.owner, template=record.id, limit=MAX_LISTED):
+            if build.status is BuildStatus.READY and await self._digest(build) == ref.digest:
+                return record, build
+        return None
+
+    async def _tagged(self, record: TemplateRecord, tag: str) -> BuildRecord | None:
+        build = record.tags.get(tag)
+        found = None if build is None else await self._records.get_build(build)
+        return found if found is not None and found.root is not None else None
+
+    async def _resolve(self, build: BuildRecord) -> ResolvedTemplate:
+        if build.root is None:
+            raise NotFoundError(f"The build {build.id} is not ready.", code=ErrorCode.BUILD_NOT_FOUND, fields={"build": build.id})
+        return ResolvedTemplate(await self._roots.ensure(build.root, self._open_layer), build.settings.env)
+
+    async def _digest(self, build: BuildRecord) -> str:
+        if build.id not in self._digests and build.root is not None:
+            self._digests[build.id] = await self._roots.digest(build.root)
+        return self._digests.get(build.id, "")
+
+    async def _info(self, record: TemplateRecord) -> TemplateInfo:
+        build = await self._tagged(record, DEFAULT_TEMPLATE_TAG)
+        digest = None if build is None else await self._digest(build)
+        return TemplateInfo(record.name, "", digest, id=record.id, owner=record.owner)

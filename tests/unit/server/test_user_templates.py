@@ -1,0 +1,172 @@
+"""Which template a name means, and what sandboxes get from the templates of users."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandlot.core.ports import TemplateDefaults
+from sandlot.model.access import INTERNAL, LOCAL, OPERATOR, OwnerId, Principal
+from sandlot.model.errors import NotFoundError
+from sandlot.model.ids import NodeId, new_template_id
+from sandlot.model.images import Layer
+from sandlot.model.specs import GIB, Limits, RootFs, RootKind, TemplateRef, User
+from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot, TemplateRecord, TemplateSettings
+from sandlot.server.user_templates import UserTemplates
+from sandlot.testing.memory.store import MemoryDatabase, MemoryStore
+from tests.support.clock import ManualClock
+from tests.support.node import MemoryTemplates
+
+ALICE = Principal(OwnerId("a11ce0a11ce0"), "alice")
+BOB = Principal(OwnerId("b0bb0bb0bb0b"), "bob")
+NOW = ManualClock().now()
+SETTINGS = TemplateSettings({"A": "b"}, "www-data:www-data", "/srv", "serve", "curl localhost")
+
+
+@dataclass
+class Roots:
+    """Root images that need no making."""
+
+    made: list[BuiltRoot] = field(default_factory=list)
+    cached: set[str] = field(default_factory=set)
+
+    async def digest(self, root: BuiltRoot) -> str:
+        return hashlib.sha256(repr(root).encode()).hexdigest()
+
+    async def ensure(self, root: BuiltRoot, _layers: object) -> RootFs:
+        self.made.append(root)
+        return _image(await self.digest(root))
+
+    async def find(self, digest: str) -> RootFs | None:
+        return _image(digest) if digest in self.cached else None
+
+
+@dataclass
+class At:
+    """A template store of users, and its parts."""
+
+    templates: UserTemplates
+    store: MemoryStore
+    roots: Roots
+
+    async def add(self, name: str, owner: OwnerId = ALICE.owner) -> TemplateRecord:
+        """Add a template without builds."""
+        record = TemplateRecord(new_template_id(), owner, name, Limits(memory_bytes=2 * GIB), NOW, NOW)
+        await self.store.templates.add(record)
+        return record
+
+    async def build(self, record: TemplateRecord, *tags: str, settings: TemplateSettings = SETTINGS) -> BuildRecord:
+        """Add a ready build with its own root."""
+        waiting = BuildRecord(str(uuid.uuid4()), record.id, record.owner, NodeId("node"), BuildStatus.WAITING, record.limits, NOW, tags)
+        await self.store.templates.add_build(waiting)
+        root = BuiltRoot((Layer(f"sha256:{waiting.id}", 1, "", ""),), 1)
+        ready = replace(waiting, status=BuildStatus.READY, root=root, settings=settings, ended_at=NOW)
+        assert await self.store.templates.save_build(ready)
+        return ready
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[At]:
+    async with MemoryStore(MemoryDatabase()) as store:
+        roots: Any = Roots()
+        yield At(UserTemplates(MemoryTemplates(), store.templates, roots, _no_layer), store, roots)
+
+
+async def test_name_means_the_own_template_then_that_of_the_operator_then_the_builtin_one(at: At) -> None:
+    for owner in (LOCAL, ALICE.owner):
+        await at.build(await at.add("web", owner), "default")
+    await at.build(await at.add("base"), "default")
+    assert await at.templates.find(ALICE, "web") == TemplateRef(ALICE.owner, "web")
+    assert await at.templates.find(BOB, "web") == await at.templates.find(OPERATOR, "web") == TemplateRef(LOCAL, "web")
+    assert await at.templates.find(ALICE, "base") == TemplateRef(ALICE.owner, "base")
+    assert await at.templates.find(BOB, "base") == TemplateRef(LOCAL, "base")
+    assert await at.templates.find(INTERNAL, "web") is None
+    for name in ("none", "base:v1", "", "../base", "web/x", "base:"):
+        assert await at.templates.find(BOB, name) in {None, TemplateRef(LOCAL, name.rstrip(":"))}
+
+
+async def test_template_without_a_ready_build_hides_no_other(at: At) -> None:
+    await at.add("base")
+    assert await at.templates.find(ALICE, "base") == TemplateRef(LOCAL, "base")
+
+
+async def test_ids_and_tags_are_found_by_those_who_see_the_template(at: At) -> None:
+    record = await at.add("web")
+    first, second = await at.build(record, "v1"), await at.build(record, "default", "v2")
+    digests = [await at.roots.digest(build.root) for build in (first, second) if build.root is not None]
+    assert await at.templates.find(ALICE, f"{record.id}") == TemplateRef(ALICE.owner, "web")
+    assert await at.templates.find(ALICE, "web:v1") == TemplateRef(ALICE.owner, "web", digests[0])
+    assert await at.templates.find(ALICE, f"{record.id}:v2") == TemplateRef(ALICE.owner, "web", digests[1])
+    assert await at.templates.find(ALICE, "web:default") == TemplateRef(ALICE.owner, "web")
+    assert await at.templates.find(ALICE, "web:v3") is None
+    assert await at.templates.find(BOB, record.id) is None
+    assert await at.templates.find(BOB, f"{record.id}:v1") is None
+    assert await at.templates.find(OPERATOR, record.id) == TemplateRef(ALICE.owner, "web")
+
+
+async def test_sandboxes_get_the_settings_of_the_build(at: At) -> None:
+    record = await at.add("web")
+    await at.build(record, "default")
+    ref = TemplateRef(ALICE.owner, "web")
+    assert await at.templates.defaults(ref) == TemplateDefaults(
+        RootKind.IMAGE, record.limits, "/srv", User("www-data:www-data"), "serve", "curl localhost"
+    )
+    resolved = await at.templates.build(ref)
+    assert (resolved.env, resolved.root.kind) == ({"A": "b"}, RootKind.IMAGE)
+    assert await at.templates.at(TemplateRef(ALICE.owner, "web", resolved.root.digest)) == resolved
+    assert len(at.roots.made) == 2
+    assert await at.templates.defaults(TemplateRef(LOCAL, "base")) == TemplateDefaults()
+    assert (await at.templates.build(TemplateRef(LOCAL, "base"))).root.kind is RootKind.TREE
+
+
+async def test_build_without_settings_has_the_defaults_of_the_api(at: At) -> None:
+    record = await at.add("web")
+    await at.build(record, "default", settings=TemplateSettings())
+    assert await at.templates.defaults(TemplateRef(ALICE.owner, "web")) == TemplateDefaults(RootKind.IMAGE, record.limits)
+
+
+async def test_template_without_the_default_tag_says_what_to_do(at: At) -> None:
+    await at.build(await at.add("web"), "v1")
+    with pytest.raises(NotFoundError, match="has no build with the tag `default`") as missing:
+        await at.templates.build(TemplateRef(ALICE.owner, "web"))
+    assert "NAME:TAG" in missing.value.hint
+
+
+async def test_root_of_a_deleted_template_is_found_while_it_is_cached(at: At) -> None:
+    record = await at.add("web")
+    build = await at.build(record, "default")
+    assert build.root is not None
+    ref = TemplateRef(ALICE.owner, "web", await at.roots.digest(build.root))
+    await at.store.templates.remove(record.id)
+    assert await at.templates.at(ref) is None
+    at.roots.cached.add(ref.digest)
+    found = await at.templates.at(ref)
+    assert found is not None
+    assert found.root.digest == ref.digest
+
+
+async def test_list_has_own_templates_those_of_the_operator_and_the_builtin_ones(at: At) -> None:
+    own, shared = await at.add("web"), await at.add("shared", LOCAL)
+    await at.add("secret", BOB.owner)
+    build = await at.build(own, "default")
+    assert build.root is not None
+    found = {each.name: each for each in await at.templates.list(ALICE)}
+    assert {"base", "web", "shared"} <= found.keys()
+    assert "secret" not in found
+    assert (found["web"].id, found["web"].owner, found["web"].digest) == (own.id, ALICE.owner, await at.roots.digest(build.root))
+    assert (found["shared"].id, found["shared"].digest) == (shared.id, None)
+    assert (found["base"].id, found["base"].owner) == ("", LOCAL)
+
+
+def _image(digest: str) -> RootFs:
+    return RootFs(digest, image=Path("/image"), index=Path("/index"))
+
+
+def _no_layer(_layer: Layer) -> AsyncIterator[bytes]:
+    raise AssertionError
