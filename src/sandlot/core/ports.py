@@ -65,7 +65,7 @@ class ResolvedTemplate:
 
 @dataclass(frozen=True, slots=True)
 class TemplateDefaults:
-    """What a template gives the sandboxes whose request does not say otherwise.
+    """Values that sandboxes of a template get unless their request says otherwise.
 
     Args:
         root_kind: Kind of root file system that all builds of the template have.
