@@ -51,7 +51,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 SLOW_FOLDERS = ("tests/compat", "tests/conformance", "tests/network", "tests/security")
-SLOWEST = ("tests/conformance", "tests/compat", "tests/network", "tests/service")
+SLOWEST = ("tests/service", "tests/conformance", "tests/compat", "tests/network")
 FIRST = (*SLOWEST, "tests/meta", "tests/unit/guest", "tests/unit/server", "tests/unit/core")
 """Folders whose modules take longest, longest first."""
 BUSY = "tests/security"

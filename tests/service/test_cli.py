@@ -165,6 +165,7 @@ def test_run_exits_with_the_status_of_the_program_and_removes_its_sandbox(shell:
     assert alive(service) == before
 
 
+@pytest.mark.slow
 def test_run_reports_exceeded_time_and_memory(sandlot: Commands) -> None:
     # A loaded machine takes seconds to start the program, and one that sleeps takes no processor from it.
     done = sandlot.run("run", *BASE, "--timeout", "5", "-c", "import time; print('begun', flush=True); time.sleep(600)")

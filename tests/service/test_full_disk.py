@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from tests.support.filling import MIB, filled, refusal, service_on_small_disk
 from tests.support.localservice import ISOLATIONS, TEMPLATE
 from tests.support.saving import fill_up
@@ -15,6 +17,7 @@ SMALL: Mapping[str, Any] = {"memory": "256M", "disk": "256M"}
 """The spec of the pools in ``test_pools.py``, whose template snapshot is used."""
 
 
+@pytest.mark.slow
 async def test_first_create_on_a_full_disk_is_busy_and_leaves_nothing() -> None:
     with service_on_small_disk(1536 * MIB, {}) as service:
         with filled(service.data_dir):

@@ -58,7 +58,13 @@ async def connected(service: TcpService, key: str, transport: str, mode: str, **
         yield client
 
 
-@pytest.fixture(params=[f"{transport} {mode}" for transport in TRANSPORTS for mode in ERAS])
+@pytest.fixture(
+    params=[
+        pytest.param(f"{transport} {mode}", marks=[] if (transport, mode) == ("http", ERAS[-1]) else pytest.mark.slow)
+        for transport in TRANSPORTS
+        for mode in ERAS
+    ]
+)
 async def client(service: TcpService, key: str, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     transport, mode = request.param.split()
     async with connected(service, key, transport, mode) as made:

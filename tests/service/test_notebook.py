@@ -49,6 +49,7 @@ def outputs(path: Path) -> list[list[dict[str, Any]]]:
     return [cell["outputs"] for cell in cells]
 
 
+@pytest.mark.slow
 def test_notebook_has_charts_and_exceptions_and_runs_elsewhere(service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.create("code-interpreter") as sandbox:
         for cell in CELLS:
