@@ -55,20 +55,23 @@ def test_socket_has_a_high_descriptor_and_is_not_inherited(channel: ModuleType, 
     assert not os.get_inheritable(fd)
 
 
+LONG = "x" * 9_000_000
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        {**DISPLAY, "data": {"text/plain": "x" * 9_000_000}},
+        {**DISPLAY, "data": {"text/plain": LONG}},
         {**DISPLAY, "data": {f"a/{n}": "" for n in range(100_000)}},
         {**DISPLAY, "metadata": {"a": [[[1] * 64] * 64] * 64}},
         {**DISPLAY, "metadata": {"a": object()}},
         {**DISPLAY, "metadata": {"a": 1 << 64}},
-        {**DISPLAY, "display_id": "x" * 9_000_000, "update": False},
-        {**ERROR, "name": "x" * 9_000_000},
+        {**DISPLAY, "display_id": LONG, "update": False},
+        {**ERROR, "name": LONG},
         {**ERROR, "value": "ä" * 9_000_000},
         {**ERROR, "traceback": ["line"] * 100_001},
-        {**ERROR, "traceback": ["x" * 9_000_000]},
-        {"event": "output", "cell": "c", "channel": 2, "data": b"x" * 9_000_000},
+        {**ERROR, "traceback": [LONG]},
+        {"event": "output", "cell": "c", "channel": 2, "data": LONG.encode()},
     ],
     ids=["text", "types", "values", "kind", "number", "id", "name", "value", "lines", "line", "output"],
 )
