@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox
+from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.server.composition import RunningService
-from tests.support.localservice import LocalService, local_service
+from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.saving import place, real_service
 
 
@@ -38,6 +40,10 @@ def state_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 async def core_service(state_dir: Path) -> AsyncGenerator[RunningService]:
-    """A service that allows every isolation. It promises more than this machine has, because no test that uses it is about room."""
+    """A service that allows every isolation. It promises more than this machine has, because no test that uses it is about room.
+
+    Its sandboxes of gVisor start from the EROFS image of the template, as those of every service but the first on a machine.
+    """
+    await asyncio.to_thread(ImageStore(DEFAULT_CACHE).root_image, TEMPLATE)
     async with real_service(state_dir, memory_ratio=100.0, disk_ratio=100.0, pids_ratio=100.0) as running:
         yield running

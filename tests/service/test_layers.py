@@ -14,12 +14,11 @@ import pytest
 
 from sandlot.core.files.overlay import apply_overlay, pack_overlay
 from sandlot.core.node import Node
-from sandlot.core.resources.templates import TemplateResolver
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.store import ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ConflictError, LimitError, SandlotError
-from sandlot.model.specs import ProcessSpec, RootFs, User
+from sandlot.model.specs import ProcessSpec, RootFs, RootKind, User
 from sandlot.server.composition import RunningService
 from sandlot.server.image_templates import ImageTemplates
 from tests.support.saving import BASE, make
@@ -103,8 +102,10 @@ async def looked(node: Node, sandbox: Sandbox) -> dict[str, Any]:
 
 
 async def root_of(service: RunningService, sandbox: Sandbox) -> RootFs:
-    resolver = TemplateResolver(ImageTemplates(ImageStore(service.settings.cache_dir)))
-    return (await resolver.resolve(sandbox.spec.template)).root
+    resolved = await ImageTemplates(ImageStore(service.settings.cache_dir)).at(sandbox.spec.template)
+    assert resolved is not None
+    assert resolved.root.kind is (RootKind.IMAGE if sandbox.spec.isolation == "gvisor" else RootKind.TREE)
+    return resolved.root
 
 
 @pytest.fixture(scope="module", params=["gvisor", "container"])

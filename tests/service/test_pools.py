@@ -55,7 +55,7 @@ def create(service: LocalService) -> Sandbox:
 def cache() -> Iterator[Path]:
     """A cache directory with the machine's images and no template snapshot."""
     folder = Path(tempfile.mkdtemp(prefix="sandlot-cache-"))
-    for kind in ("images", "interpreters", "guests", "roots", "locks", "tmp"):
+    for kind in ("images", "interpreters", "guests", "roots", "root-images", "locks", "tmp"):
         if (DEFAULT_CACHE / kind).exists():
             (folder / kind).symlink_to(DEFAULT_CACHE / kind)
     yield folder

@@ -86,7 +86,7 @@ class MemoryTemplates:
         """Return the defaults of a template, whose root file system is a folder, except for templates in ``images``."""
         return replace(self.defaults_of.get(ref.name, TemplateDefaults()), root_kind=RootKind.IMAGE if ref.name in self.images else RootKind.TREE)
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:  # noqa: ARG002 - templates are folders
         """Return the build of a template. A template in ``missing`` is built from now on."""
         if ref.name in self.errors:
             raise self.errors[ref.name]

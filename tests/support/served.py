@@ -41,11 +41,11 @@ class Folders:
     async def defaults(self, _ref: TemplateRef) -> TemplateDefaults:
         return TemplateDefaults()
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:  # noqa: ARG002 - templates are folders
         return ResolvedTemplate(root=RootFs(self._digest(ref.name), (self._folder / ref.name).resolve()), env={})
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
-        return await self.build(ref) if ref.name in self._names() and self._digest(ref.name) == ref.digest else None
+        return await self.build(ref, images=False) if ref.name in self._names() and self._digest(ref.name) == ref.digest else None
 
     def _names(self) -> Sequence[str]:
         return sorted(path.name for path in self._folder.iterdir())

@@ -68,7 +68,7 @@ class TemplateDefaults:
     """Values that sandboxes of a template get unless their request says otherwise.
 
     Args:
-        root_kind: Kind of root file system that all builds of the template have.
+        root_kind: Kind of root file system that drivers need for the template: image if no build of it is a folder.
         limits: Limits.
         cwd: Working directory.
         user: User of processes whose request names none.
@@ -102,10 +102,14 @@ class TemplateStore(Protocol):
         """Return what sandboxes of a template get if their request does not say otherwise. Builds nothing."""
         ...
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. Build the image first if it does not exist, which takes minutes.
 
         Builds run in threads of their own, only few at once. A template that is built does not wait for the builds of others.
+
+        Args:
+            ref: Reference to the current build.
+            images: True if the driver can start sandboxes from an EROFS image. The root file system is a folder otherwise.
 
         Raises:
             NotFoundError: There is no such template (code ``template_not_found``).
@@ -114,7 +118,10 @@ class TemplateStore(Protocol):
         ...
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
-        """Return the build of a template with the digest of ``ref``, or None if that build was removed. Builds nothing."""
+        """Return the build of a template with the digest of ``ref``, or None if that build was removed.
+
+        Builds nothing, except that an image that was evicted is made again, in seconds.
+        """
         ...
 
 

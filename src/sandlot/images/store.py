@@ -10,15 +10,18 @@ A root is built from these parts, each of which is built once and cached::
 Invariants:
 - A KEY is a hash of a build's inputs. A DIGEST is a hash of the built content: two roots with the same digest are equal byte for byte. Two builds
   of one recipe have different digests if Debian's packages changed in between.
-- An EROFS image is a complete copy of a root, which is made again in seconds, so it is a cache.
+- An EROFS image is a complete copy of a root, which is made again in seconds, so it is a cache and can be evicted.
 - Calls block: some milliseconds if nothing has to be built, else minutes. Call them in a thread.
 - Callers must not write into returned folders, because other builds share their files by hard links.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +35,14 @@ from sandlot.images.progress import Progress, ProgressReporter, discard_progress
 from sandlot.images.recipe import Recipe
 from sandlot.link import payload
 from sandlot.model.errors import NotFoundError
-from sandlot.model.specs import RootFs
+from sandlot.model.specs import GIB, RootFs
 
 BUILDER = "builder"
 """Name of the recipe whose image has mkfs.erofs."""
+MAX_ROOT_IMAGE_BYTES = 10 * GIB
+"""Size of all EROFS images together above which those are evicted that have not been used for the longest time."""
+UNUSED_ROOT_IMAGE_S = 600.0
+"""Seconds since its last use after which an EROFS image may be evicted. A caller starts a sandbox from it within this time."""
 DEFAULT_CACHE = Path("/var/cache/sandlot")
 GUEST_GENERATION = 2
 """Part of a guest layer's key. Raise this number when a change of ``build_guest_layer`` makes it build another layer from the same sources."""
@@ -179,28 +186,36 @@ class ImageStore:
             HostError: A program is not installed on the host, or a step of the build failed.
             LimitError: The disk is full, or no more than its reserve is free.
         """
-        root, builder, reporter = self.root(name, progress), self.ensure(BUILDER, progress), ProgressReporter(name, progress)
-        digest = root_image.image_digest(root.digest, builder.digest)
+        return self._make_root_image(name, self.root(name, progress), self.ensure(BUILDER, progress), progress)
 
-        def fill(folder: Path, lock: int) -> None:
-            reporter.step("making the image of the root file system")
-            runner = self._runner(f"root-image-{digest[:12]}", lock)
-            root_image.build_root_image(root.require_tree(), digest, folder, builder.path, runner)
-            size_bytes = sum(file.stat().st_size for file in folder.iterdir())
-            (folder / build.MANIFEST).write_text(json.dumps({"name": name, "digest": digest, "size_bytes": size_bytes}) + "\n", encoding="utf-8")
+    def restore_root_image(self, digest: str, progress: Progress = discard_progress) -> RootFs | None:
+        """Make an evicted EROFS image again. Return None if the folder that it was made from, or the image with mkfs.erofs, was removed.
 
-        folder = self._root_images.ensure(digest, fill, lambda: reporter.step("waiting for another process that is making the image"))
-        return _root_image(digest, folder)
+        Raises:
+            HostError: A step of the build failed.
+            LimitError: The disk is full, or no more than its reserve is free.
+        """
+        builder = self.find(BUILDER) if BUILDER in self._recipes else None
+        for key in () if builder is None else self._roots.keys():
+            root = self.find_root(key)
+            if builder is not None and root is not None and root_image.image_digest(key, builder.digest) == digest:
+                name = str(build.read_manifest(root.require_tree().parent)["name"])
+                return self._make_root_image(name, root, builder, progress)
+        return None
 
     def find_root(self, digest: str) -> RootFs | None:
-        """Return the root file system with this digest, a folder or an EROFS image, or None if it was removed.
+        """Return the root file system with this digest, a folder or an EROFS image, or None if it was removed. Counts as a use of an image.
 
-        A new build of a template does not remove the root file systems of earlier builds.
+        A new build of a template does not remove the folders of earlier builds.
         """
         folder, image = self._roots.find(digest), self._root_images.find(digest)
-        if folder is None:
-            return None if image is None else _root_image(digest, image)
-        return RootFs(digest=digest, tree=folder / build.TREE)
+        if folder is not None:
+            return RootFs(digest=digest, tree=folder / build.TREE)
+        if image is not None:
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                os.utime(image / build.MANIFEST)
+                return RootFs(digest, image=image / root_image.IMAGE, index=image / root_image.INDEX)
+        return None
 
     def find_current_root(self, name: str) -> RootFs | None:
         """Return the root file system that :meth:`root` returns, or None if a part of it has not been built. Builds nothing.
@@ -320,6 +335,39 @@ class ImageStore:
 
         return self._images.ensure(key, fill, lambda: reporter.step("waiting for another process that is building this image"))
 
+    def _make_root_image(self, name: str, root: RootFs, builder: Image, progress: Progress) -> RootFs:
+        digest, reporter = root_image.image_digest(root.digest, builder.digest), ProgressReporter(name, progress)
+
+        def fill(folder: Path, lock: int) -> None:
+            reporter.step("making the EROFS image")
+            runner = self._runner(f"root-image-{digest[:12]}", lock)
+            root_image.build_root_image(root.require_tree(), digest, folder, builder.path, runner)
+            size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+            (folder / build.MANIFEST).write_text(json.dumps({"name": name, "digest": digest, "size_bytes": size_bytes}) + "\n", encoding="utf-8")
+
+        self._root_images.ensure(digest, fill, lambda: reporter.step("waiting for another process that is making the EROFS image"))
+        self._evict_root_images()
+        made = self.find_root(digest)
+        if made is None:
+            raise NotFoundError(f"The EROFS image of {name!r} was removed by another process during this call.", hint="Try again.")
+        return made
+
+    def _evict_root_images(self) -> None:
+        """Remove the EROFS images that have not been used for the longest time, until the rest is not larger than ``MAX_ROOT_IMAGE_BYTES``.
+
+        Sandboxes that run from a removed image have it open.
+        """
+        found = []
+        for key in self._root_images.keys():  # noqa: SIM118 - not a mapping
+            with contextlib.suppress(FileNotFoundError):
+                manifest = self._cache / self._root_images.kind / key / build.MANIFEST
+                found.append((manifest.stat().st_mtime, int(str(build.read_manifest(manifest.parent)["size_bytes"])), key))
+        total_bytes = sum(size_bytes for _, size_bytes, _ in found)
+        for used_s, size_bytes, key in sorted(found):
+            if total_bytes > MAX_ROOT_IMAGE_BYTES and used_s < time.time() - UNUSED_ROOT_IMAGE_S:
+                self._root_images.remove(key)
+                total_bytes -= size_bytes
+
     def _guest(self, progress: Progress) -> Path:
         architecture = build.architecture()
         key = self._guest_key(architecture)
@@ -347,10 +395,6 @@ class ImageStore:
         log = logs / f"{name}.log"
         log.unlink(missing_ok=True)
         return CommandRunner(log, self._space, inherit=(lock,))
-
-
-def _root_image(digest: str, folder: Path) -> RootFs:
-    return RootFs(digest, image=folder / root_image.IMAGE, index=folder / root_image.INDEX)
 
 
 def _root_digest(image: Path, guest: Path) -> str:

@@ -246,7 +246,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         roots = RootImageBuilder(image_store, settings.cache_dir, in_use=roots_in_use, reserve_bytes=settings.disk_reserve_bytes)
         opened.push_async_callback(roots.aclose)
         template_store = UserTemplates(templates or images, store.templates, roots, layers.open)
-        template_set, resolver = Templates(template_store), TemplateResolver(template_store)
+        template_set, resolver = Templates(template_store), TemplateResolver(template_store, driver_set)
         policy = AdmissionPolicy(
             isolation_default=settings.isolation_default,
             isolation_allowed=settings.isolation_allowed,
@@ -459,7 +459,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         )
         roots.connect(node)
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
-        opened.callback(images.stop)
+        opened.push_async_callback(images.aclose)
         yield RunningService(
             settings=settings,
             node=node,

@@ -1,6 +1,13 @@
 """Templates of the service: the built-in recipes, whose root filesystem images an image store builds.
 
-Invariant: builds take no thread that short work of the service needs, and a template that is built does not wait for the builds of others.
+A template has two root file systems with the same content: a folder, from which each driver can start sandboxes, and an EROFS image, from which
+gVisor starts them faster. The folder is built at the first use. The image is a cache: it is made in the background, and used from the next start of
+the service on.
+
+Invariants:
+- Builds take no thread that short work of the service needs, and a template that is built does not wait for the builds of others.
+- A service uses the folder or the image of a template from its start to its end, so that its warm sandboxes and template snapshots stay usable. If
+  the image is removed meanwhile, the service uses the folder.
 """
 
 from __future__ import annotations
@@ -15,9 +22,9 @@ import structlog
 
 from sandlot.core.ports import ResolvedTemplate, TemplateDefaults
 from sandlot.host.blocking import run_in_own_thread
-from sandlot.images.store import ImageStore
+from sandlot.images.store import BUILDER, ImageStore
 from sandlot.model.access import INTERNAL, LOCAL, Principal
-from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, TemplateRef
 
@@ -39,6 +46,9 @@ class ImageTemplates:
         self._build_slots = asyncio.Semaphore(MAX_BUILDS)
         self._stopping = threading.Event()
         self._steps: dict[str, str] = {}
+        self._uses_image: dict[str, bool] = {}
+        """Name of a template -> True if its image existed when the template was first used."""
+        self._making: set[asyncio.Task[None]] = set()
 
     async def list(self, _principal: Principal) -> Sequence[TemplateInfo]:
         """Return all templates and the state of their builds."""
@@ -53,22 +63,49 @@ class ImageTemplates:
         """Return the defaults of all recipes."""
         return TemplateDefaults()
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`list` shows the progress."""
         root = await asyncio.to_thread(self._store.find_current_root, ref.name)
         if root is None:
             async with self._build_slots:
                 root = await run_in_own_thread(self._build, ref.name)
-        return self._resolved(ref, root)
+        image = await self._image(ref.name) if images else None
+        return self._resolved(ref, image or root)
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
-        """Return the build of a template with the digest of ``ref``. None: the build has been removed."""
+        """Return the build of a template with the digest of ``ref``. None: the build has been removed. An evicted image is made again."""
         root = await asyncio.to_thread(self._store.find_root, ref.digest)
+        if root is None:
+            root = await run_in_own_thread(self._store.restore_root_image, ref.digest, self._log_step)
         return None if root is None else self._resolved(ref, root)
 
-    def stop(self) -> None:
-        """End a running build at its next step, so that the stop of the service does not wait for the whole build, which takes minutes."""
+    async def aclose(self) -> None:
+        """End running builds at their next step, so that the stop of the service does not wait for a whole build, which takes minutes."""
         self._stopping.set()
+        if self._making:
+            await asyncio.wait(self._making)
+
+    async def _image(self, name: str) -> RootFs | None:
+        """Return the EROFS image of a template, or None if the service uses its folder. At the first use, make an image that does not exist."""
+        if not self._uses_image.get(name, True):
+            return None
+        image = await asyncio.to_thread(self._store.find_current_root_image, name)
+        if name not in self._uses_image:
+            self._uses_image[name] = image is not None
+            if image is None and BUILDER in self._store.all_recipes:
+                making = asyncio.create_task(self._make_image(name))
+                self._making.add(making)
+                making.add_done_callback(self._making.discard)
+        return image if self._uses_image[name] else None
+
+    async def _make_image(self, name: str) -> None:
+        """Make the image of a template for the next start of the service. A failure is logged: the folder has the same content."""
+        try:
+            async with self._build_slots:
+                await run_in_own_thread(self._store.root_image, name, self._log_step)
+        except (SandlotError, OSError) as error:
+            if not self._stopping.is_set():
+                _log.info("template.image_not_made", template=name, error=str(error))
 
     def _list(self) -> Sequence[TemplateInfo]:
         return [
@@ -91,6 +128,10 @@ class ImageTemplates:
         return ResolvedTemplate(root=root, env=self._store.environment(ref.name))
 
     def _progress(self, name: str, line: str) -> None:
+        self._log_step(line)
+        self._steps[name] = line.removeprefix(f"{name}: ")
+
+    def _log_step(self, line: str) -> None:
         if self._stopping.is_set():
             raise UnavailableError(
                 "The service is stopping.",
@@ -98,5 +139,4 @@ class ImageTemplates:
                 hint="Retry when the service has restarted.",
                 fields={"retry_after_s": 1},
             )
-        self._steps[name] = line.removeprefix(f"{name}: ")
         _log.info("template.build", step=line)

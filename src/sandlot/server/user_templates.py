@@ -80,10 +80,10 @@ class UserTemplates:
             ready_command=settings.ready_command,
         )
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. The root image of a user's template is made first if it is not in the cache, in seconds."""
         found = await self._find_build(ref)
-        return await self._builtin.build(ref) if found is None else await self._resolve(found[1])
+        return await self._builtin.build(ref, images=images) if found is None else await self._resolve(found[1])
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
         """Return the build of a template with the digest of ``ref``; None if it was removed. A root image that was evicted is made again."""

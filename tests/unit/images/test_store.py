@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from sandlot.host.free_space import FreeSpace
+from sandlot.images import store as stores
 from sandlot.images.build_cache import BuildCache
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.store import ImageStore
@@ -43,8 +46,29 @@ def test_prune_keeps_named_roots_without_a_recipe(tmp_path: Path) -> None:
 
     assert store.prune(keep=[digest, image]) == 0
     assert store.find_root(digest) == RootFs(digest, tmp_path / "roots" / digest / "tree")
+    (into / "manifest.json").write_text('{"size_bytes": 1}')
     assert store.find_root(image) == RootFs(image, image=into / "root.erofs", index=into / "root.index")
 
     assert store.prune() == 2
     assert store.find_root(digest) is None
     assert store.find_root(image) is None
+
+
+def test_images_are_evicted_by_their_last_use_and_only_if_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(key: str, used_s: float) -> None:
+        def fill(folder: Path, _lock: int) -> None:
+            (folder / "manifest.json").write_text('{"size_bytes": 4}')
+            os.utime(folder / "manifest.json", (used_s, used_s))
+
+        BuildCache(tmp_path, "root-images", FreeSpace(tmp_path)).ensure(key * 64, fill, lambda: None)
+
+    now_s = time.time()
+    for key, used_s in (("a", now_s - 3000), ("b", now_s - 2000), ("c", now_s - 1000), ("d", now_s)):
+        add(key, used_s)
+    store = ImageStore(tmp_path, {})
+    assert store.find_root("a" * 64) is not None, "a use"
+    for most_bytes, left in ((16, "abcd"), (15, "acd"), (0, "ad")):
+        monkeypatch.setattr(stores, "MAX_ROOT_IMAGE_BYTES", most_bytes)
+        store._evict_root_images()  # noqa: SLF001 - called when an image was made
+        assert sorted(folder.name[0] for folder in (tmp_path / "root-images").iterdir()) == list(left)
+    assert store.restore_root_image("b" * 64) is None, "nothing is left to make it from"

@@ -356,7 +356,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
     link = await _connect(supervisor)
     try:
         if link.asleep:
-            await wake_guest(supervisor, link, await dependencies.templates.resolve(sandbox.spec.template))
+            await wake_guest(supervisor, link, await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
         else:
             # All is sent, also if the sandbox has no deadline: an update that was interrupted may have changed it in the guest and not in the record.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

@@ -328,7 +328,7 @@ class SandboxSupervisor:
     async def resolve_template(self) -> ResolvedTemplate:
         """Return the build of the template from which the sandbox starts, and set the digest of ``spec.template`` to its digest."""
         sandbox = self.sandbox
-        template = await self.until_end(self.dependencies.templates.resolve(sandbox.spec.template))
+        template = await self.until_end(self.dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
         sandbox.spec = sandbox.spec.started_from(template.root)
         return template
 

@@ -211,7 +211,7 @@ async def _write_files(supervisor: SandboxSupervisor) -> int:
     try:
         await dependencies.memory_images.remove(sandbox.id)
         await dependencies.memory_images.make(sandbox.id)
-        template = await dependencies.templates.resolve(sandbox.spec.template)
+        template = await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
         return await overlay.pack_overlay(sandbox, dependencies.memory_images.layer(sandbox.id), template.root, link)
     finally:
         reservation.release()
@@ -504,7 +504,9 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
     try:
         await driver_step("resume", instance.resume())
         if sandbox.link is not None and sandbox.link.asleep:
-            await driver_step("answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve(sandbox.spec.template)))
+            await driver_step(
+                "answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
+            )
         else:
             try:
                 link = await _linked(supervisor)

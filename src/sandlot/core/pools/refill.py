@@ -421,7 +421,7 @@ class PoolRefiller:
         driver, spec = self._drivers[pool.spec.isolation], pool.spec
         snapshot = self._snapshots.current(pool.snapshot_spec)
         try:
-            template = await self._resolver.resolve(spec.template)
+            template = await self._resolver.resolve(spec.template, spec.isolation)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox of the same limits must remain

@@ -209,7 +209,7 @@ class TemplateSnapshotManager:
 
     async def _renew(self, spec: TemplateSnapshotSpec, state: _State, make_room: MakeRoom | None) -> None:
         driver = self._drivers[spec.isolation]
-        template = await self._templates.resolve(spec.template)
+        template = await self._templates.resolve(spec.template, spec.isolation)
         fingerprint = await asyncio.to_thread(driver.fingerprint)
         inputs = models.snapshot_inputs(spec, template, fingerprint, self._version)
         key = models.snapshot_key(inputs)

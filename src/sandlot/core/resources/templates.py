@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import structlog
 
 from sandlot.core.ports import ResolvedTemplate, TemplateDefaults, TemplateStore
+from sandlot.core.resources.drivers import Drivers
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
+from sandlot.model.ports import DriverCapability
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import TemplateRef
 
@@ -62,18 +64,23 @@ class Templates:
 class TemplateResolver:
     """Finds the builds of templates, and builds templates that have no build yet."""
 
-    def __init__(self, store: TemplateStore) -> None:
+    def __init__(self, store: TemplateStore, drivers: Drivers) -> None:
         self._store = store
-        self._builds: dict[TemplateRef, asyncio.Task[ResolvedTemplate]] = {}
+        self._drivers = drivers
+        self._builds: dict[tuple[TemplateRef, bool], asyncio.Task[ResolvedTemplate]] = {}
 
-    async def resolve(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def resolve(self, ref: TemplateRef, isolation: str) -> ResolvedTemplate:
         """Return the build of a template that ``ref`` names. If ``ref`` names the current build and there is none, the template is built first.
+
+        Args:
+            ref: Reference to a build or to the current build.
+            isolation: Name of the driver that starts the sandbox. The root file system of a current build is of a kind that this driver can start.
 
         Raises:
             ConflictError: The build with the digest of ``ref`` has been removed (``snapshot_unusable``).
         """
         if not ref.digest:
-            return await self._build(ref)
+            return await self._build(ref, images=(await self._drivers.capabilities(isolation)).can(DriverCapability.BOOT_IMAGE))
         found = await self._store.at(ref)
         if found is None:
             raise ConflictError(
@@ -84,15 +91,15 @@ class TemplateResolver:
             )
         return found
 
-    async def _build(self, ref: TemplateRef) -> ResolvedTemplate:
-        build = self._builds.get(ref)
+    async def _build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
+        build = self._builds.get((ref, images))
         if build is None:
-            build = self._builds[ref] = asyncio.create_task(self._store.build(ref))
-            build.add_done_callback(lambda done: self._finish_build(ref, done))
+            build = self._builds[ref, images] = asyncio.create_task(self._store.build(ref, images=images))
+            build.add_done_callback(lambda done: self._finish_build(ref, done, images=images))
         return await asyncio.shield(build)
 
-    def _finish_build(self, ref: TemplateRef, build: asyncio.Task[ResolvedTemplate]) -> None:
-        del self._builds[ref]
+    def _finish_build(self, ref: TemplateRef, build: asyncio.Task[ResolvedTemplate], *, images: bool) -> None:
+        del self._builds[ref, images]
         if not build.cancelled() and (error := build.exception()) is not None:
             # All callers that waited for the build may have disconnected; then only the log has the error.
             _log.warning("template.build_failed", template=ref.name, error=str(error))

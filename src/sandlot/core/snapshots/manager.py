@@ -263,7 +263,7 @@ class SnapshotManager:
     async def _write(self, sandbox: Sandbox, record: SnapshotRecord) -> int:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
-            base = await self._templates.resolve(sandbox.spec.template)
+            base = await self._templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
             return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root)
         return await writer.write_image(sandbox, into, durable=True)
 

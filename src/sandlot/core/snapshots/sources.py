@@ -61,7 +61,7 @@ class SnapshotSources:
         if not spec.template.digest:
             return True
         try:
-            await self._templates.resolve(spec.template)
+            await self._templates.resolve(spec.template, spec.isolation)
         except ConflictError:
             return False
         return True

@@ -180,7 +180,7 @@ class SnapshotVerifier:
     async def _pack_files(self, record: SnapshotRecord, sandbox: Sandbox) -> None:
         layer = self._images.layer(record.id)
         await self._records.check_layer_quota(record)
-        base = await self._templates.resolve(sandbox.spec.template)
+        base = await self._templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
         size_bytes = await overlay.pack_overlay(sandbox, layer, base.root)
         try:
             await self._records.save_layer(record, size_bytes)

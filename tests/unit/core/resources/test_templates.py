@@ -11,20 +11,27 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.ports import ResolvedTemplate
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.images.progress import Progress, discard_progress
 from sandlot.images.recipe import builtin
 from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, OPERATOR, Principal
 from sandlot.model.errors import NotFoundError
+from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.specs import RootFs, RootKind, TemplateRef
 from sandlot.model.states import State
 from sandlot.server.image_templates import MAX_BUILDS, ImageTemplates
-from tests.support.node import MemoryNode, NodeState, open_node, settled
+from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.node import MemoryNode, MemoryTemplates, NodeState, open_node, settled
 
 WORKER_THREADS = (os.cpu_count() or 1) + 4
 """Number of asyncio's worker threads, which short work shares."""
+DRIVERS = Drivers(
+    {"gvisor": MemoryDriver(), "container": MemoryDriver("container", capabilities=set(DriverCapability) - {DriverCapability.BOOT_IMAGE})}
+)
 USER_TEMPLATES = tuple(f"user-{number}" for number in range(WORKER_THREADS))
 
 
@@ -98,8 +105,8 @@ async def test_short_work_does_not_wait_for_template_builds(tmp_path: Path, imag
 
 
 async def test_callers_share_one_build(images: SlowImages) -> None:
-    resolver = TemplateResolver(ImageTemplates(images))
-    first, second = [asyncio.create_task(resolver.resolve(TemplateRef(LOCAL, "user-0"))) for _ in range(2)]
+    resolver = TemplateResolver(ImageTemplates(images), DRIVERS)
+    first, second = [asyncio.create_task(resolver.resolve(TemplateRef(LOCAL, "user-0"), "gvisor")) for _ in range(2)]
     await settled(lambda: images.building == {"user-0"})
 
     first.cancel()
@@ -109,17 +116,31 @@ async def test_callers_share_one_build(images: SlowImages) -> None:
     assert images.built == ["user-0"]
 
 
+class TwoKinds(MemoryTemplates):
+    """Templates that have a folder and an image."""
+
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
+        path = Path("/nonexistent") / ref.name
+        return ResolvedTemplate(RootFs("image", image=path, index=path) if images else RootFs("folder", path), {})
+
+
+async def test_root_is_of_a_kind_that_the_driver_starts() -> None:
+    resolver, ref = TemplateResolver(TwoKinds(), DRIVERS), TemplateRef(LOCAL, "base")
+    roots = await asyncio.gather(*(resolver.resolve(ref, isolation) for isolation in ("gvisor", "container", "gvisor")))
+    assert [each.root.kind for each in roots] == [RootKind.IMAGE, RootKind.TREE, RootKind.IMAGE]
+
+
 async def test_failed_build_frees_its_slot_and_is_tried_again(images: SlowImages) -> None:
-    resolver = TemplateResolver(ImageTemplates(images))
+    resolver = TemplateResolver(ImageTemplates(images), DRIVERS)
     images.finish.set()
     images.error = OSError("no space left")
     for _ in range(MAX_BUILDS + 1):
         with pytest.raises(OSError, match="no space left"):
-            await resolver.resolve(TemplateRef(LOCAL, "user-1"))
+            await resolver.resolve(TemplateRef(LOCAL, "user-1"), "gvisor")
     images.error = None
 
-    assert (await resolver.resolve(TemplateRef(LOCAL, "user-1"))).root.digest
-    assert (await resolver.resolve(TemplateRef(LOCAL, "user-0"))).root.digest
+    assert (await resolver.resolve(TemplateRef(LOCAL, "user-1"), "gvisor")).root.digest
+    assert (await resolver.resolve(TemplateRef(LOCAL, "user-0"), "gvisor")).root.digest
 
 
 async def _principal(node: MemoryNode, name: str) -> Principal:
