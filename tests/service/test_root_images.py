@@ -91,14 +91,14 @@ class RootTemplates(ImageTemplates):
         """Return the template of a name."""
         return TemplateRef(LOCAL, name) if name in self.roots else await super().find(principal, name)
 
-    async def build(self, ref: TemplateRef) -> ResolvedTemplate:
+    async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the build of a template."""
         root = self.roots.get(ref.name)
-        return await super().build(ref) if root is None else ResolvedTemplate(root, {"PATH": "/bin:/usr/bin"})
+        return await super().build(ref, images=images) if root is None else ResolvedTemplate(root, {"PATH": "/bin:/usr/bin"})
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
         """Return the build with a digest."""
-        return await self.build(ref) if ref.name in self.roots else await super().at(ref)
+        return await self.build(ref, images=True) if ref.name in self.roots else await super().at(ref)
 
 
 class Bench:
