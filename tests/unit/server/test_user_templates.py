@@ -117,12 +117,12 @@ async def test_sandboxes_get_the_settings_of_the_build(at: At) -> None:
     assert await at.templates.defaults(ref) == TemplateDefaults(
         RootKind.IMAGE, record.limits, "/srv", User("www-data:www-data"), "serve", "curl localhost"
     )
-    resolved = await at.templates.build(ref)
+    resolved = await at.templates.build(ref, images=True)
     assert (resolved.env, resolved.root.kind) == ({"A": "b"}, RootKind.IMAGE)
     assert await at.templates.at(TemplateRef(ALICE.owner, "web", resolved.root.digest)) == resolved
     assert len(at.roots.made) == 2
     assert await at.templates.defaults(TemplateRef(LOCAL, "base")) == TemplateDefaults()
-    assert (await at.templates.build(TemplateRef(LOCAL, "base"))).root.kind is RootKind.TREE
+    assert (await at.templates.build(TemplateRef(LOCAL, "base"), images=False)).root.kind is RootKind.TREE
 
 
 async def test_build_without_settings_has_the_defaults_of_the_api(at: At) -> None:
@@ -134,7 +134,7 @@ async def test_build_without_settings_has_the_defaults_of_the_api(at: At) -> Non
 async def test_template_without_the_default_tag_says_what_to_do(at: At) -> None:
     await at.build(await at.add("web"), "v1")
     with pytest.raises(NotFoundError, match="has no build with the tag `default`") as missing:
-        await at.templates.build(TemplateRef(ALICE.owner, "web"))
+        await at.templates.build(TemplateRef(ALICE.owner, "web"), images=True)
     assert "NAME:TAG" in missing.value.hint
 
 
