@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import httpx
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.config.values import DebianSources, NpmSources, PypiSources
+from sandlot.egress.policy.addresses import Network
 from sandlot.model.errors import SandlotError
 from tests.support.http import NO_TLS
 
@@ -84,7 +85,13 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, sources: Callable[[], PackageSources], *, max_bytes: int = 512 * MIB, ttl_s: float = 600.0, origin: str = ""
+    folder: Path,
+    sources: Callable[[], PackageSources],
+    *,
+    max_bytes: int = 512 * MIB,
+    ttl_s: float = 600.0,
+    origin: str = "",
+    private: Collection[Network] = (),
 ) -> AsyncIterator[Served]:
     """Serve a cache for as long as the context is open.
 
@@ -94,6 +101,7 @@ async def served(
         max_bytes: Size limit of the store.
         ttl_s: Seconds for which a page is fresh.
         origin: Origin in npm's metadata; by default that of the port.
+        private: Networks that registries of images may redirect to.
     """
     connections: set[asyncio.Task[None]] = set()
 
@@ -115,7 +123,7 @@ async def served(
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     where = origin or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    cache = PackageCache(folder, sources, max_bytes=max_bytes, ttl_s=ttl_s, origin=where)
+    cache = PackageCache(folder, sources, max_bytes=max_bytes, ttl_s=ttl_s, origin=where, private=private)
     here = Served(cache, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     await cache.start()
     try:

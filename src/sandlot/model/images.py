@@ -112,6 +112,21 @@ class Image:
         return sum(layer.size_bytes for layer in self.layers)
 
 
+def is_registry(text: str) -> bool:
+    """Return whether a text can be the registry of a reference: a host, with a port if it is not the default port."""
+    return _REGISTRY.fullmatch(text) is not None
+
+
+def is_repository(text: str) -> bool:
+    """Return whether a text can be the repository of a reference."""
+    return _REPOSITORY.fullmatch(text) is not None
+
+
+def is_version(text: str) -> bool:
+    """Return whether a text is a tag or a digest."""
+    return _TAG.fullmatch(text) is not None or DIGEST.fullmatch(text) is not None
+
+
 def parse_reference(text: str) -> ImageReference:
     """Parse a reference such as ``python:3.12``, ``registry.example:5000/team/app@sha256:…`` or ``node``.
 

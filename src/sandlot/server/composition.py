@@ -61,7 +61,7 @@ from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
-from sandlot.core.ports import Clock, NetworkGateway, PackageIndex, SystemClock, TemplateStore
+from sandlot.core.ports import Clock, ImageRegistry, NetworkGateway, PackageIndex, SystemClock, TemplateStore
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
@@ -133,6 +133,7 @@ class Internals:
     stdin: StdinManager
     execution_log: ExecutionLog
     execution_counter: MonthlyExecutionCounter
+    image_registry: ImageRegistry
     clock: Clock
 
 
@@ -170,7 +171,7 @@ class RunningService:
 
 
 @asynccontextmanager
-async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it would have to pass most of its objects to the next part
+async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts of it would have to pass most of its objects to the next part
     settings: Settings,
     *,
     drivers: Mapping[str, Driver] | None = None,
@@ -178,6 +179,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
     clock: Clock | None = None,
     read_host: Callable[[], HostReading] | None = None,
     packages: PackageIndex | None = None,
+    image_registry: ImageRegistry | None = None,
     gateway: NetworkGateway | None = None,
     store: Store | None = None,
     blobs: Blobs | None = None,
@@ -192,6 +194,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         clock: Clock of the service. None: the clock of the machine.
         read_host: Function that reads the host's resources. None: the resources of this machine.
         packages: Package indexes. None: a cache of the indexes for which the machine is configured.
+        image_registry: Images of registries. None: the same cache.
         gateway: Network gateway. None: a gateway that uses the network of this machine.
         store: Repositories; the caller opens and closes them. None: the database of the settings.
         blobs: Contents of stored files. None: the folder of the settings.
@@ -235,8 +238,9 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
         await opened.enter_async_context(_writing(metrics, api_keys, counter, file_store, execution_log, events, recorder, retention, space))
 
         # Resources of the node
-        if packages is None:
-            packages = await opened.enter_async_context(_package_cache(settings, metrics, reservations))
+        if packages is None or image_registry is None:
+            package_cache = await opened.enter_async_context(_package_cache(settings, metrics, reservations))
+            packages, image_registry = packages or package_cache, image_registry or package_cache
         driver_set = Drivers(own_drivers(settings, node_id) if drivers is None else drivers)
 
         async def roots_in_use() -> Collection[str]:
@@ -404,6 +408,7 @@ async def open_service(  # noqa: PLR0915 - one straight sequence: parts of it wo
             stdin=stdin,
             execution_log=execution_log,
             execution_counter=counter,
+            image_registry=image_registry,
             clock=clock,
         )
         agents = AgentService(node=node_id, agents=store.agents, clock=clock)
@@ -541,7 +546,13 @@ async def _package_cache(settings: Settings, metrics: Metrics, reservations: Res
 
     A cache on the disk of the data directory leaves the disk space free that is reserved, and gives up files when more is needed.
     """
-    cache = PackageCache(settings.packages, PackageSources.of_this_machine, max_bytes=settings.packages_max_bytes, ttl_s=settings.packages_ttl_s)
+    cache = PackageCache(
+        settings.packages,
+        functools.partial(PackageSources.of_this_machine, registries=settings.registries),
+        max_bytes=settings.packages_max_bytes,
+        ttl_s=settings.packages_ttl_s,
+        private=settings.network_private,
+    )
     await cache.start()
     metrics.count_packages(lambda: asdict(cache.counters()))
     if settings.packages.stat().st_dev == settings.data_dir.stat().st_dev:

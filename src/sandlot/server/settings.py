@@ -27,6 +27,8 @@ from sandlot.core.pools.models import PoolConfig, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.core.resources.reservations import OvercommitConfig
 from sandlot.drivers.registry import driver_names
+from sandlot.egress.packages.config.oci import SYNTAX, parse_registries
+from sandlot.egress.packages.config.values import ImageSource
 from sandlot.egress.policy.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
@@ -171,6 +173,13 @@ def _networks(value: object) -> tuple[AddressRange, ...]:
         raise _NotAllowedError("networks such as 10.1.2.0/24 or fd00::/8, separated by commas, without bits behind the mask") from None
 
 
+def _registries(value: object) -> tuple[ImageSource, ...]:
+    try:
+        return parse_registries(_items(value))
+    except ValueError as error:
+        raise _NotAllowedError(f"registries, separated by commas: {SYNTAX}. {error}") from None
+
+
 def _modes(value: object) -> tuple[NetworkMode, ...]:
     texts = [text.lower() for text in _items(value)]
     if not texts or not set(texts) <= set(NetworkMode):
@@ -244,11 +253,14 @@ class Settings:
         suspended_keep_s: Seconds after which a paused or hibernated sandbox is ended, at least 60.
         packages_max_bytes: Disk space of the package cache, 64 MiB to 16 TiB.
         packages_ttl_s: Seconds for which a page of a package index is used without a check for a newer one, 0 to 30 days.
+        registries: Registries of images that templates and sandboxes with packages may use, such as ``docker.io`` or ``registry.example:5000``. They
+            must speak TLS; ``http://127.0.0.1:5000`` allows plain HTTP. ``docker.io=mirror.example:5000/hub`` gets the images of ``docker.io`` from
+            the repositories below ``hub`` of another registry. The logins of this machine are used. Default: none, and no image can be pulled.
         network_allowed: Network modes that create requests may choose: ``none``, ``packages``, ``allowlist`` and ``internet``. Default: all modes for
             operators and local services, and all but ``internet`` for API keys.
         network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
-        network_private: Networks that sandboxes and webhooks may reach although they are not public, such as ``10.1.2.0/24``. An address of this host
-            must be listed alone, such as ``127.0.0.1``.
+        network_private: Networks that sandboxes, webhooks and redirects of registries may reach although they are not public, such as
+            ``10.1.2.0/24``. An address of this host must be listed alone, such as ``127.0.0.1``.
         preview_host: Address to listen on for previews. None: that of ``host``, or 127.0.0.1 if ``host`` is not set.
         preview_port: TCP port of previews, 0 to 65535; 0: any free port. None: ``sandlot serve`` serves no previews. A local service serves them on
             127.0.0.1 and a free port.
@@ -306,6 +318,7 @@ class Settings:
     suspended_keep_s: _Kept = 7 * DAY_S
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
+    registries: Annotated[tuple[ImageSource, ...], PlainValidator(_registries), NoDecode] = ()
     network_allowed: Annotated[tuple[NetworkMode, ...] | None, PlainValidator(_modes), NoDecode] = None
     network_mbit: Annotated[int, _whole(0, 100_000)] = 0
     network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()

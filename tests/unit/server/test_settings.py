@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sandlot.core.pools.models import PoolConfig, PoolSpec
+from sandlot.egress.packages.config.values import DOCKER_HUB, ImageSource
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode
@@ -84,6 +85,14 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "preview_tls_key": ("/etc/key.pem", Path("/etc/key.pem")),
     "network_mbit": ("100", 100),
     "network_allowed": ("internet, NONE,", (NetworkMode.NONE, NetworkMode.INTERNET)),
+    "registries": (
+        "docker.io, http://127.0.0.1:5000, ghcr.example=mirror.example:5000/hub",
+        (
+            ImageSource("docker.io", DOCKER_HUB),
+            ImageSource("127.0.0.1:5000", "http://127.0.0.1:5000"),
+            ImageSource("ghcr.example", "https://mirror.example:5000", "hub"),
+        ),
+    ),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "agent_models": ("/etc/models.toml", Path("/etc/models.toml")),
     "agent_model_requests": ("2", 2),

@@ -1,15 +1,16 @@
-"""The package cache: serves package indexes and package files to sandboxes.
+"""The package cache: serves package indexes, package files and images to sandboxes, and images to the service itself.
 
 Guests open streams, each of which carries one HTTP connection. These paths are served::
 
     /pypi/simple/NAME/   /pypi/files/...         Python
     /npm/NAME            /npm/NAME/-/FILE.tgz    JavaScript
     /debian/...          /debian-security/...    Debian
+    /v2/...                                      images of registries that the operator has named
 
 Invariants:
-- The cache is read-only and serves only packages. No path leads to a host that the sandbox chose or to another file of this machine.
+- The cache is read-only and serves only packages and images. No path leads to a host that the sandbox chose or to another file of this machine.
 - Packages come from the indexes that pip, npm and apt of this machine are configured to use (upstream). No response contains their credentials.
-- A Python or npm file must match the digest that its index names. Debian packages are verified by apt in the sandbox.
+- A Python or npm file and a part of an image must match the digest that its index names. Debian packages are verified by apt in the sandbox.
 - HTTP libraries are imported and the machine's configuration is read at the first connection, so that a service starts
   faster if no sandbox installs packages.
 """
@@ -17,7 +18,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +28,10 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.fairness import ConcurrencyLimiter
 from sandlot.egress.packages.store.store import PackageStore, SharedDisk
+from sandlot.egress.policy.addresses import Network
 from sandlot.host.blocking import BlockingPool
 from sandlot.model.errors import ErrorCode, UnavailableError
+from sandlot.model.images import Image, ImageReference, Layer
 
 if TYPE_CHECKING:
     from sandlot.egress.packages.http import Request, Response
@@ -41,7 +45,7 @@ DISK_THREADS = 6
 
 
 class PackageCache:
-    """Serves packages to sandboxes. :meth:`start` must be called first.
+    """Serves packages to sandboxes, and implements the image registry of core. :meth:`start` must be called first.
 
     Args:
         folder: Folder of the package store; created if it does not exist. Several services of this host may share it.
@@ -50,15 +54,26 @@ class PackageCache:
         max_bytes: Maximum disk space of the folder.
         ttl_s: Seconds for which a cached index page is served without asking upstream.
         origin: Origin of the package cache inside a sandbox, as ``http://HOST:PORT``. Used in npm's metadata, which contains absolute URLs.
+        private: Networks that registries of images may redirect to although their addresses are not public.
     """
 
-    def __init__(self, folder: Path, read_sources: Callable[[], PackageSources], *, max_bytes: int, ttl_s: float, origin: str = ORIGIN) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        read_sources: Callable[[], PackageSources],
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        origin: str = ORIGIN,
+        private: Collection[Network] = (),
+    ) -> None:
         self._counters = Counters()
         self._store = PackageStore(folder, max_bytes, self._counters)
         self._threads = BlockingPool(DISK_THREADS, "packages")
         self._read_sources = read_sources
         self._ttl_s = ttl_s
         self._origin = origin
+        self._private = private
         self._opening = asyncio.Lock()
         self._opened: tuple[RegistryRouter, type[HttpConnection]] | None = None
         self._closed = False
@@ -110,6 +125,20 @@ class PackageCache:
         with self._limiter.slots(sandbox) as slots:
             await connection(stream, allowed, respond, slots, self._counters).serve()
 
+    async def resolve(self, reference: ImageReference) -> Image:
+        """Return the image that a reference names, as :meth:`sandlot.core.ports.ImageRegistry.resolve` specifies."""
+        router, _ = await self._open()
+        await self._store.read_disk()
+        return await router.images.resolve(reference)
+
+    async def read_layer(self, reference: ImageReference, layer: Layer) -> AsyncGenerator[bytes, None]:
+        """Yield a layer as it is stored, as :meth:`sandlot.core.ports.ImageRegistry.read_layer` specifies."""
+        router, _ = await self._open()
+        await self._store.read_disk()
+        async with aclosing(router.images.read_layer(reference, layer)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     def counters(self) -> Counters:
         """Return a copy of the counters of the package cache."""
         return replace(self._counters)
@@ -123,7 +152,9 @@ class PackageCache:
                     )
                 if self._opened is None:
                     (router, connection), sources = await asyncio.gather(self._threads.run(_import), self._threads.run(self._read_sources))
-                    opened = router(sources, self._store, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin)
+                    opened = router(
+                        sources, self._store, self._threads, self._counters, ttl_s=self._ttl_s, origin=self._origin, private=self._private
+                    )
                     self._opened = opened, connection
         return self._opened
 

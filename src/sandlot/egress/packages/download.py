@@ -62,11 +62,13 @@ class PackageFile:
         digest: Digest that the file must have. None if the index names no digest.
         is_verified_by_client: True if the client verifies the file and the content at its URL never changes. A file without a digest is stored
             only if this is True.
+        size_bytes: Size that the file must have. None if the index names no size.
     """
 
     urls: tuple[str, ...]
     digest: Digest | None
     is_verified_by_client: bool = False
+    size_bytes: int | None = None
 
     @property
     def stored_as(self) -> tuple[Kind, str] | None:
@@ -292,11 +294,20 @@ class Download:
         self._notify(draft.size_bytes)
         await self._threads.run(self._store.publish, draft, *stored_as)
 
+    def _check_size(self, size_bytes: int, *, is_exact: bool = False) -> None:
+        try:
+            check_size(self.file, size_bytes, is_exact=is_exact)
+        except WrongFileError:
+            self._counters.mismatches += 1
+            raise
+
     def _verify(self, url: str) -> None:
         digest = self.file.digest
+        if self._draft is not None:
+            self._check_size(self._draft.size_bytes, is_exact=True)
         if digest is not None and self._hash is not None and self._hash.hexdigest() != digest.value:
             self._counters.mismatches += 1
-            raise WrongFileError(f"the file at {redacted(url)} does not match the digest in its index ({digest.algorithm})")
+            raise wrong_digest(url, digest)
 
     async def _restart(self) -> None:
         """Discard the bytes received so far, so that the download can begin again from another URL."""
@@ -358,6 +369,8 @@ class Download:
         return done
 
     async def _begin(self, length: int | None) -> None:
+        if length is not None:
+            self._check_size(length, is_exact=True)
         if length is None and self._hash is None:
             raise NotStorableError  # without a size and a digest, an incomplete file cannot be recognized
         await self._store.read_disk()
@@ -379,6 +392,7 @@ class Download:
     async def _write(self, piece: bytes) -> None:
         draft = self._draft
         assert draft is not None  # noqa: S101 - for the type checker: _begin() was called
+        self._check_size(draft.size_bytes + len(piece))
         if draft.size_bytes + len(piece) > draft.allocated_bytes:
             await self._store.read_disk()
             if not await self._threads.run(self._store.make_room, draft, _growth(draft, self.length)):
@@ -427,7 +441,31 @@ def check_has_file(response: UpstreamResponse) -> None:
     if response.status in _MISSING:
         raise NotFoundError
     if response.status not in {_OK, _PARTIAL}:
-        raise UpstreamError(f"{redacted(response.url)}: the response has status {response.status}")
+        reason = f"the response has status {response.status}"
+        raise UpstreamError(f"{redacted(response.url)}: {reason}", reason)
+
+
+def check_size(file: PackageFile, size_bytes: int, *, is_exact: bool) -> None:
+    """Check the size of a file against the size in its index.
+
+    Args:
+        file: The file.
+        size_bytes: Size of the file, or number of its bytes that have arrived.
+        is_exact: True if ``size_bytes`` is the size of the whole file.
+
+    Raises:
+        WrongFileError: The file is longer or shorter than its index says.
+    """
+    expected = file.size_bytes
+    if expected is not None and (size_bytes > expected or (is_exact and size_bytes != expected)):
+        reason = f"it has {size_bytes if is_exact else f'more than {expected}'} bytes instead of {expected}"
+        raise WrongFileError(f"the file at {redacted(file.urls[0])} has a wrong size: {reason}", reason)
+
+
+def wrong_digest(url: str, digest: Digest) -> WrongFileError:
+    """Return the error for a file that does not match its digest."""
+    message = f"the file at {redacted(url)} does not match the digest in its index ({digest.algorithm})"
+    return WrongFileError(message, "its content does not match its digest")
 
 
 def _ended_at(response: UpstreamResponse, done: int) -> bool:

@@ -64,6 +64,7 @@ class Request:
         headers: Header values by lower-case name. Only the last value of a repeated header is kept.
         head: True for a HEAD request.
         sandbox: Id of the sandbox that sent the request.
+        query: Query of the target, encoded. Only images use it.
     """
 
     segments: tuple[str, ...]
@@ -71,6 +72,7 @@ class Request:
     headers: Mapping[str, str]
     head: bool = False
     sandbox: str = ""
+    query: str = ""
 
     def file_request(self, etag: str | None) -> PackageFileRequest:
         """Return the options of this request, which asks for a package file: its byte range, its method and whether to reload the file.

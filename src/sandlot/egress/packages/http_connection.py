@@ -177,7 +177,8 @@ class HttpConnection:
                 (("Allow", "GET, HEAD"),),
             )
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
-        return Request(segments, is_folder, headers, head=request.method == b"HEAD")
+        query = request.target.partition(b"?")[2].decode("latin-1")
+        return Request(segments, is_folder, headers, head=request.method == b"HEAD", query=query)
 
     async def _send(self, request: h11.Request, response: Response) -> None:
         has_no_body = request.method == b"HEAD" or response.status == _NOT_MODIFIED

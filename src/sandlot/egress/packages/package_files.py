@@ -90,20 +90,8 @@ class PackageFiles:
             HttpError: Upstream has no such file (404), the range is outside the file (416), the file could not be fetched (502), or too many
                 files are being sent without being stored (503).
         """
-        must_reload = False
-        if file.digest is None and file.stored_as is not None:
-            await self._wait_until_stored(file)
-            must_reload = request.reload
-        found = None if must_reload else await self._open_existing(file, request.range_)
-        if found is not None:
-            return found
-        self._counters.misses += 1
         try:
-            if request.head:
-                return await self._respond_to_head(file, upstream)
-            if file.stored_as is None:
-                return await self._pass_through.respond(file, upstream, request.sandbox)
-            return await self._download(file, upstream, request)
+            return await self.open(file, upstream, request)
         except NotFoundError:
             raise HttpError(404, NOT_FOUND) from None
         except BusyError:
@@ -113,6 +101,29 @@ class PackageFiles:
             _log.warning("a package file could not be fetched: %s", error)
             # The response must not contain the URL of the upstream index: sandboxes must not learn the machine's configuration.
             raise HttpError(502, UNREACHABLE) from None
+
+    async def open(self, file: PackageFile, upstream: Upstream, request: PackageFileRequest) -> Response:
+        """Do the same as :meth:`respond`, for callers that report the errors themselves.
+
+        Raises:
+            HttpError: Status 416: the range is outside the file.
+            NotFoundError: Upstream has no such file.
+            BusyError: Too many files are being sent without being stored.
+            UpstreamError: The file could not be fetched, or is a wrong file.
+        """
+        must_reload = False
+        if file.digest is None and file.stored_as is not None:
+            await self._wait_until_stored(file)
+            must_reload = request.reload
+        found = None if must_reload else await self._open_existing(file, request.range_)
+        if found is not None:
+            return found
+        self._counters.misses += 1
+        if request.head:
+            return await self._respond_to_head(file, upstream)
+        if file.stored_as is None:
+            return await self._pass_through.respond(file, upstream, request.sandbox)
+        return await self._download(file, upstream, request)
 
     async def _open_existing(self, file: PackageFile, range_: str | None) -> Response | None:
         """Return a response with a file that this machine already has, or None if the file must be fetched."""

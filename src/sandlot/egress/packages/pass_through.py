@@ -16,7 +16,7 @@ from contextlib import aclosing
 from sandlot.egress.packages.config.values import redacted
 from sandlot.egress.packages.counters import Counters
 from sandlot.egress.packages.digests import Digest
-from sandlot.egress.packages.download import WITHHELD_BYTES, NotFoundError, PackageFile, WrongFileError, WrongUrls, check_has_file
+from sandlot.egress.packages.download import WITHHELD_BYTES, NotFoundError, PackageFile, WrongUrls, check_has_file, check_size, wrong_digest
 from sandlot.egress.packages.fairness import ConcurrencyLimiter
 from sandlot.egress.packages.http import Response
 from sandlot.egress.packages.upstream import Upstream, UpstreamError, UpstreamResponse
@@ -120,17 +120,19 @@ class PassThrough:
                     continue
                 if on_length is not None:
                     on_length(response.length)
-                body = self._verified(file.digest, url, response, skip) if file.digest else _skipped(response, skip)
+                body = self._verified(file, file.digest, url, response, skip) if file.digest else _skipped(response, skip)
                 async with aclosing(body) as pieces:
                     async for piece in pieces:
                         yield piece
                 return
 
-    async def _verified(self, digest: Digest, url: str, response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
+    async def _verified(self, file: PackageFile, digest: Digest, url: str, response: UpstreamResponse, skip: int) -> AsyncGenerator[bytes, None]:
         """Yield the body of a response without its first ``skip`` bytes. Withhold the last bytes until the whole body has matched the digest."""
-        running, withheld = digest.new_hash(), b""
+        running, withheld, size = digest.new_hash(), b"", 0
         async for piece in response.pieces(decoded=False):
             running.update(piece)
+            size += len(piece)
+            check_size(file, size, is_exact=False)
             fresh, skip = piece[skip:], max(0, skip - len(piece))
             withheld += fresh
             if len(withheld) > WITHHELD_BYTES:
@@ -139,7 +141,8 @@ class PassThrough:
         if running.hexdigest() != digest.value:
             self._counters.mismatches += 1
             self._wrong_urls.add(digest, (url,))
-            raise WrongFileError(f"the file at {redacted(url)} does not match the digest in its index ({digest.algorithm})")
+            check_size(file, size, is_exact=True)
+            raise wrong_digest(url, digest)
         if withheld:
             yield withheld
 

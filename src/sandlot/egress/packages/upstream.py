@@ -15,11 +15,12 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote, urljoin, urlsplit
 
 import certifi
@@ -40,12 +41,56 @@ _BACKOFF_S = 0.3
 _MAX_REDIRECTS = 8
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0, pool=None)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_UNAUTHORIZED = 401
 _RETRYABLE = frozenset({429, 500, 502, 503, 504})
 _log = logging.getLogger(__name__)
 
 
 class UpstreamError(Exception):
-    """Upstream did not send a usable response. The message is meant for the log and contains no secret."""
+    """Upstream did not send a usable response. The message is meant for the log and contains no secret.
+
+    Args:
+        message: Description for the log.
+        reason: Reason as a phrase without URLs and names of hosts, which clients may see; empty if there is none.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RefusedRedirectError(UpstreamError):
+    """Upstream sent a redirect that is not followed."""
+
+
+class Authenticator(Protocol):
+    """Gives the requests of one :class:`Upstream` credentials that depend on the responses of the index."""
+
+    async def authorization(self, url: str) -> str | None:
+        """Return the value of the ``Authorization`` header for a request to a URL, or None if the request needs none."""
+        ...
+
+    async def answer(self, url: str, challenges: Sequence[str]) -> bool:
+        """Get the credential that a response with status 401 asks for. Return True if the request should be repeated.
+
+        Args:
+            url: URL of the request.
+            challenges: Values of the ``WWW-Authenticate`` headers of the response.
+        """
+        ...
+
+
+class RedirectGuard(Protocol):
+    """Decides about redirects of one :class:`Upstream` to other hosts."""
+
+    async def address(self, url: str) -> str | None:
+        """Return the address that the request after a redirect must go to. None: a proxy connects.
+
+        Raises:
+            RefusedRedirectError: The redirect may not be followed.
+            UpstreamError: The host cannot be looked up.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -88,7 +133,9 @@ class UpstreamResponse:
                     self._counters.upstream_bytes += len(piece)
                     yield piece
             except (httpx.HTTPError, httpx.StreamError) as error:
-                raise UpstreamError(f"{redacted(self.url)}: the connection broke during the response: {type(error).__name__}") from error
+                raise UpstreamError(
+                    f"{redacted(self.url)}: the connection broke during the response: {type(error).__name__}", "the connection broke"
+                ) from error
 
 
 class Upstream:
@@ -99,16 +146,30 @@ class Upstream:
         threads: Thread pool for reading files of this machine.
         slots: Semaphore that limits the concurrent requests of all registries together. A request holds the semaphore until its response is read.
         counters: Counters of the package cache, updated by each request.
+        authenticator: Source of credentials. None: those of ``access``.
+        guard: Checks redirects to other hosts. None: such redirects are followed to any host.
     """
 
-    def __init__(self, access: Access, threads: BlockingPool, slots: asyncio.Semaphore, counters: Counters) -> None:
+    def __init__(
+        self,
+        access: Access,
+        threads: BlockingPool,
+        slots: asyncio.Semaphore,
+        counters: Counters,
+        *,
+        authenticator: Authenticator | None = None,
+        guard: RedirectGuard | None = None,
+    ) -> None:
         self._access = access
+        self._authenticator = authenticator
+        self._guard = guard
         self._threads = threads
         self._slots = slots
         self._counters = counters
         self._opening = asyncio.Lock()
         self._contexts: dict[bool, ssl.SSLContext] = {}
-        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._clients: dict[tuple[bool, bool], httpx.AsyncClient] = {}
+        """Clients by their settings ``verify`` and ``is_direct``."""
         self._active = 0
         self._idle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -121,12 +182,16 @@ class Upstream:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     @asynccontextmanager
-    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[UpstreamResponse]:
+    async def get(
+        self, url: str, headers: Mapping[str, str], *, login: str | None = None, trusted: str | None = None
+    ) -> AsyncIterator[UpstreamResponse]:
         """Send a GET request, with retries, and yield the response.
 
         Args:
             url: An ``https``, ``http`` or ``file`` URL from the configuration or from an index page.
             headers: Headers of the request. An ``Authorization`` header is added if a credential is valid for the URL.
+            login: Value of the ``Authorization`` header instead. Not sent after redirects to other hosts.
+            trusted: Host and port that the guard does not check, as ``netloc_of`` returns them. None: those of the URL.
 
         Raises:
             UpstreamError: Upstream did not respond, responded at each attempt with a temporary failure, or sent a redirect that is not followed.
@@ -142,7 +207,7 @@ class Upstream:
                 opened.close()
             return
         async with self._slots, self._keep_connections():
-            response = await self._send_with_retries(url, headers)
+            response = await self._send_with_retries(url, headers, login, trusted)
             try:
                 yield UpstreamResponse(
                     str(response.url), response.status_code, dict(response.headers.items()), _length(response), response, _counters=self._counters
@@ -171,13 +236,13 @@ class Upstream:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _send_with_retries(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+    async def _send_with_retries(self, url: str, headers: Mapping[str, str], login: str | None, trusted: str | None) -> httpx.Response:
         reason = ""
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
             try:
-                response = await self._follow_redirects(url, headers)
+                response = await self._follow_redirects(url, headers, login, trusted)
             except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
                 reason = f"{type(error).__name__}: {error}" if isinstance(error, httpx.ConnectError) else type(error).__name__
                 continue
@@ -185,46 +250,81 @@ class Upstream:
                 return response
             reason = f"the response has status {response.status_code}"
             await response.aclose()
-        raise UpstreamError(f"{redacted(url)}: {ATTEMPTS} attempts failed, the last with: {reason}")
+        raise UpstreamError(f"{redacted(url)}: {ATTEMPTS} attempts failed, the last with: {reason}", reason)
 
-    async def _follow_redirects(self, url: str, headers: Mapping[str, str]) -> httpx.Response:
+    async def _follow_redirects(self, url: str, headers: Mapping[str, str], login: str | None, trusted: str | None) -> httpx.Response:
+        first, is_answered = netloc_of(url), False
         for _ in range(_MAX_REDIRECTS):
-            client = await self._client(verify=self._access.verify and not self._is_unverified(url))
-            authorization = self._access.authorization(url)
-            request = client.build_request("GET", url, headers={**headers, **({"Authorization": authorization} if authorization else {})})
-            self._counters.upstream_requests += 1
-            response = await client.send(request, stream=True)
+            is_first = netloc_of(url) == first
+            guard = None if netloc_of(url) == (first if trusted is None else trusted) else self._guard
+            response = await self._send(url, headers, login if is_first else None, guard)
+            if response.status_code == _UNAUTHORIZED and self._authenticator is not None and is_first and not is_answered:
+                is_answered = True
+                if await self._is_answered(self._authenticator, url, response):
+                    continue
             if response.status_code not in _REDIRECTS or "location" not in response.headers:
                 return response
             await response.aclose()
             target, _ = split_credential(urljoin(url, response.headers["location"]))
             scheme = urlsplit(target).scheme
             if scheme not in {"http", "https"} or (scheme == "http" and urlsplit(url).scheme == "https"):
-                raise UpstreamError(f"{redacted(url)}: a redirect to {scheme or 'an invalid URL'} is not followed")
+                reason = f"a redirect to {scheme or 'an invalid URL'} is not followed"
+                raise RefusedRedirectError(f"{redacted(url)}: {reason}", reason)
             url = target
-        raise UpstreamError(f"{redacted(url)}: more than {_MAX_REDIRECTS} redirects")
+        raise UpstreamError(f"{redacted(url)}: more than {_MAX_REDIRECTS} redirects", f"it sent more than {_MAX_REDIRECTS} redirects")
+
+    async def _send(self, url: str, headers: Mapping[str, str], login: str | None, guard: RedirectGuard | None) -> httpx.Response:
+        """Send one request. With a guard, send the request to the address that it has checked, over a connection for this request alone."""
+        address = await guard.address(url) if guard is not None else None
+        client = await self._client(verify=self._access.verify and not self._is_unverified(url), is_direct=address is not None)
+        authorization = login or await self._authorization(url)
+        request = client.build_request("GET", url, headers={**headers, **({"Authorization": authorization} if authorization else {})})
+        if address is not None:
+            request.extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
+            request.url = request.url.copy_with(host=address)  # build_request() has already set the Host header to the name
+        self._counters.upstream_requests += 1
+        return await client.send(request, stream=True)
+
+    async def _authorization(self, url: str) -> str | None:
+        return self._access.authorization(url) if self._authenticator is None else await self._authenticator.authorization(url)
+
+    async def _is_answered(self, authenticator: Authenticator, url: str, response: httpx.Response) -> bool:
+        try:
+            is_answered = await authenticator.answer(url, response.headers.get_list("www-authenticate"))
+        except BaseException:
+            await response.aclose()
+            raise
+        if is_answered:
+            await response.aclose()
+        return is_answered
 
     def _is_unverified(self, url: str) -> bool:
         return bool({netloc_of(url), urlsplit(url).hostname or ""} & self._access.unverified)
 
-    async def _client(self, *, verify: bool) -> httpx.AsyncClient:
+    async def _client(self, *, verify: bool, is_direct: bool) -> httpx.AsyncClient:
+        """Return the client for requests that verify the certificates or not, and that use proxies or not (``is_direct``)."""
         async with self._opening:
             if verify not in self._contexts:
                 self._contexts[verify] = await self._threads.run(tls_context, self._access, verify=verify)
-            if verify not in self._clients:
+            if (verify, is_direct) not in self._clients:
                 context = self._contexts[verify]
-                self._clients[verify] = httpx.AsyncClient(
+                proxies = {} if is_direct else self._access.proxies
+                self._clients[verify, is_direct] = httpx.AsyncClient(
                     verify=context,
+                    trust_env=not is_direct,
                     mounts={
                         pattern: None if proxy is None else httpx.AsyncHTTPTransport(verify=context, proxy=proxy)
-                        for pattern, proxy in self._access.proxies.items()
+                        for pattern, proxy in proxies.items()
                     },
                     timeout=_TIMEOUT,
-                    limits=httpx.Limits(max_connections=MAX_REQUESTS, max_keepalive_connections=MAX_REQUESTS, keepalive_expiry=30.0),
+                    # Requests to an address must not share connections: these are verified for the name of one host.
+                    limits=httpx.Limits(
+                        max_connections=MAX_REQUESTS, max_keepalive_connections=0 if is_direct else MAX_REQUESTS, keepalive_expiry=30.0
+                    ),
                     headers={"User-Agent": "sandlot"},
                     cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # stores no cookie
                 )
-            return self._clients[verify]
+            return self._clients[verify, is_direct]
 
 
 def tls_context(access: Access, *, verify: bool) -> ssl.SSLContext:

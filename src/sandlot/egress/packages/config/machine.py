@@ -1,4 +1,4 @@
-"""Reads this machine's configuration of pip, npm and apt. ``pip.py``, ``npm.py`` and ``apt.py`` parse the texts.
+"""Reads this machine's configuration of pip, npm and apt, and its logins to registries. The other modules of this package parse the texts.
 
 Invariants:
 - A configuration file that does not exist, cannot be read or is malformed is treated as an empty file. The other files are still used.
@@ -13,13 +13,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from sandlot.egress.packages.config import apt, npm, pip
-from sandlot.egress.packages.config.values import DebianSources, NpmSources, PypiSources
+from sandlot.egress.packages.config import apt, npm, oci, pip
+from sandlot.egress.packages.config.values import DebianSources, ImageSource, NpmSources, OciSources, PypiSources
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _APT_S = 60.0
@@ -28,24 +28,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackageSources:
-    """Upstream indexes of Python, JavaScript and Debian packages.
+    """Upstream indexes of Python, JavaScript and Debian packages, and registries of images.
 
     Args:
         pypi: Indexes of Python packages.
         npm: Registries of JavaScript packages.
         debian: Archives of Debian packages.
+        oci: Registries of images.
     """
 
     pypi: PypiSources = field(default_factory=PypiSources)
     npm: NpmSources = field(default_factory=NpmSources)
     debian: DebianSources = field(default_factory=DebianSources)
+    oci: OciSources = field(default_factory=OciSources)
 
     @classmethod
-    def of_this_machine(cls, env: Mapping[str, str] | None = None) -> Self:
+    def of_this_machine(cls, env: Mapping[str, str] | None = None, registries: Sequence[ImageSource] = ()) -> Self:
         """Return the indexes that pip, npm and apt of this machine use. It runs apt, which takes about half a second.
 
         Args:
             env: Environment variables that name the configuration files and override their options. None: those of this process.
+            registries: Registries of images that the operator has named. This machine's logins to them are used.
         """
         variables = os.environ if env is None else env
         home = Path(variables.get("HOME") or "/nonexistent")
@@ -59,6 +62,7 @@ class PackageSources:
                 _read_logins([Path("/etc/apt/auth.conf"), *sorted(Path("/etc/apt/auth.conf.d").glob("*.conf"))]),
                 architecture=_ARCHITECTURES.get(platform.machine(), platform.machine()),
             ),
+            oci=oci.parse_sources(registries, _read_files(oci.login_files(variables)) if registries else [], oci.certificate_files(registries)),
         )
 
 

@@ -25,6 +25,9 @@ NPM = f"https://{_host('registry', 'npmjs', 'org')}/"
 DEBIAN = MappingProxyType({name: f"http://{_host('deb', 'debian', 'org')}/{name}/" for name in ("debian", "debian-security")})
 """Root URLs of Debian's public archives by name. These URLs, :data:`PYPI` and :data:`NPM` are used if the machine's configuration names no others."""
 
+DOCKER_HUB = f"https://{_host('registry-1', 'docker', 'io')}"
+"""Origin that serves the images of ``docker.io``."""
+
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -122,6 +125,39 @@ class DebianSources:
     """
 
     archives: Mapping[str, str] = field(default_factory=lambda: DEBIAN)
+    access: Access = Access()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """A registry of images that the operator has named.
+
+    Args:
+        name: Registry in references, such as ``docker.io`` or ``registry.example:5000``.
+        origin: Scheme, host and port that requests go to, such as ``https://registry.example:5000``.
+        prefix: Path in front of each repository, without slashes at its ends. Empty: none.
+    """
+
+    name: str
+    origin: str
+    prefix: str = ""
+
+    def url(self, repository: str, *parts: str) -> str:
+        """Return the URL of a resource of a repository, such as ``("manifests", "latest")``."""
+        path = f"{self.prefix}/{repository}" if self.prefix else repository
+        return "/".join((f"{self.origin}/v2/{path}", *parts))
+
+
+@dataclass(frozen=True, slots=True)
+class OciSources:
+    """Registries of images, and the access to them.
+
+    Args:
+        registries: Registries that the operator has named. No other registry is used.
+        access: Certificates, proxies and credentials for these registries.
+    """
+
+    registries: tuple[ImageSource, ...] = ()
     access: Access = Access()
 
 

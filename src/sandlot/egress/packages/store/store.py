@@ -160,17 +160,24 @@ class PackageStore:
         finally:
             opened.close()
 
-    def put(self, kind: Kind, name: str, data: bytes) -> bool:
-        """Store ``data`` as a file, replacing an existing file of that name. Return False if the disk space does not suffice or the disk failed."""
+    def put(self, kind: Kind, name: str, data: bytes, *, durable: bool = False) -> bool:
+        """Store ``data`` as a file, replacing an existing file of that name. Return False if the disk space does not suffice or the disk failed.
+
+        Args:
+            kind: Kind of the file.
+            name: Name of the file, unique among the files of its kind.
+            data: Content.
+            durable: As for :meth:`publish`.
+        """
         draft = None
         try:
             draft = self.create_draft()
             if not self.make_room(draft, len(data)):
                 return False
             draft.write(data)
-            self.publish(draft, kind, name, durable=False)
+            self.publish(draft, kind, name, durable=durable)
         except OSError as error:
-            _log.warning("the package cache cannot store an index page: %s", error.strerror)
+            _log.warning("the package cache cannot store a document: %s", error.strerror)
             return False
         finally:
             if draft is not None:
