@@ -66,6 +66,17 @@ def test_client_requires_the_oldest_versions_that_its_lock_has() -> None:
         assert Version(version) == Version(oldest), f"{requirement} is {version}"
 
 
+@pytest.mark.parametrize("extra", ["anthropic", "inspect", "langchain", "openai", "openai-agents", "pydantic-ai", "smolagents"])
+def test_extra_of_an_adapter_requires_the_oldest_versions_with_which_its_example_runs(extra: str) -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    environment = "models" if extra in {"anthropic", "openai"} else extra
+    pinned = _versions(ROOT / "tests" / "environments" / f"{environment}-oldest.lock")
+    for requirement in map(Requirement, pyproject["project"]["optional-dependencies"][extra]):
+        (oldest,) = (spec.version for spec in requirement.specifier if spec.operator == ">=")
+        (version,) = pinned[canonicalize_name(requirement.name)]
+        assert Version(version) == Version(oldest), f"{requirement} is {version}"
+
+
 @pytest.mark.parametrize("wanted", sorted((PACKAGE / "images" / "recipes").glob("*.in")), ids=name)
 def test_an_images_lock_holds_what_its_recipe_asks_for(wanted: Path) -> None:
     lines = [line for line in wanted.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]

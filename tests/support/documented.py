@@ -137,26 +137,28 @@ def pages() -> Iterator[Page]:
             yield page
 
 
-def run_page(page: Page, data_dir: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def run_page(page: Page, data_dir: Path | None = None, env: Mapping[str, str] | None = None, python: Path | None = None) -> str:
     """Run all programs of a page in one folder, and check that they succeed and leave no object behind.
 
     Args:
         page: Page of the documentation.
         data_dir: Data directory of a running service; None for a page that starts its services itself.
         env: Additional environment.
+        python: Python of the virtual environment in which the programs run; None for that of the tests.
 
     Returns:
         Standard output of the programs.
     """
+    prefix = Path(sys.prefix) if python is None else python.parent.parent
     # Not pytest's folder, whose path may be too long for a unix socket (unix(7): 107 bytes).
     folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
     own = folder / "data"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {**clean_environ(), "SANDLOT_DATA_DIR": str(data_dir or own), "SANDLOT_POOLS": "none", **(env or {})}
-    environ["PATH"] = f"{sys.prefix}/bin:{folder / 'bin'}:{environ['PATH']}"
+    environ["PATH"] = f"{prefix}/bin:{folder / 'bin'}:{environ['PATH']}"
     try:
-        (folder / ".venv").symlink_to(sys.prefix)
+        (folder / ".venv").symlink_to(prefix)
         (folder / "bin").mkdir()
         (folder / "bin" / "node").symlink_to(NODE / "bin" / "node")
         (folder / "bin" / "npm").symlink_to(NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")

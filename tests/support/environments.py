@@ -1,4 +1,4 @@
-"""Virtual environments with the packages of a lock, and the wheel of this repository."""
+"""Virtual environments with the packages of a lock and with the wheel of this repository."""
 
 from __future__ import annotations
 

@@ -55,10 +55,12 @@ class Endpoint:
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables by which the packages of all vendors find the endpoint."""
+        """Variables by which the packages of all vendors find the endpoint and call nothing else."""
         return {
             "ANTHROPIC_API_KEY": "scripted",
             "ANTHROPIC_BASE_URL": self.address,
+            "CREWAI_DISABLE_TELEMETRY": "true",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "OPENAI_API_KEY": "scripted",
             "OPENAI_BASE_URL": self.openai_url,
