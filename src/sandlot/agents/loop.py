@@ -365,6 +365,7 @@ class _Loop:
             is_error=result.is_error,
             fault=None if result.fault is None else str(result.fault),
             sandbox=self._tools.sandbox_id,
+            execution=result.execution,
             duration_s=duration_s,
         )
 

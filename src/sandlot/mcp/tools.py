@@ -90,6 +90,7 @@ _RUN: Mapping[str, Any] = {
     "error": {"type": ["string", "object", "null"]},
     "fault": {"type": ["string", "null"]},
     "duration_s": _NUMBER,
+    "execution": {"type": ["string", "null"]},
     "output_file": {"type": ["string", "null"]},
     "pid": {"type": ["integer", "null"]},
 }

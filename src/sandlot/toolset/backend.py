@@ -47,7 +47,7 @@ class RunResult:
         error: Traceback of the exception that ended code; empty if there was none.
         fault: Fault class of a run that failed.
         duration_s: Seconds in the sandbox.
-        id: Id of the run.
+        id: Id of the run in the execution log.
     """
 
     status: str

@@ -79,6 +79,7 @@ class ToolResult:
         is_error: True if the tool failed. A program that failed is no error of the tool.
         fault: Fault class of the error or of the program; None if nothing failed.
         sandbox_ended: True if the sandbox does not exist any more. The caller may use a new one for the next call.
+        execution: Id of the run in the execution log; None if nothing was run.
     """
 
     content: tuple[Content, ...]
@@ -86,6 +87,7 @@ class ToolResult:
     is_error: bool = False
     fault: Fault | None = None
     sandbox_ended: bool = False
+    execution: str | None = None
 
     @property
     def text(self) -> str:
@@ -207,6 +209,7 @@ def run_structure(run: RunResult, max_chars: int, output_file: str | None) -> di
         "error": shorten(run.error, max_chars, note) or None,
         "fault": None if run.fault is None else str(run.fault),
         "duration_s": round(run.duration_s, 3),
+        "execution": run.id or None,
         "output_file": output_file,
     }
 

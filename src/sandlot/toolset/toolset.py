@@ -112,7 +112,7 @@ class Toolset:
         text = output.shorten(whole, self._max_chars, _rest_note(file))
         content: list[Content] = [Text("\n".join((text, *problems))), *images]
         structured = output.run_structure(run, self._max_chars, file)
-        return ToolResult(tuple(content), structured, is_error=output.run_is_error(run), fault=run.fault)
+        return ToolResult(tuple(content), structured, is_error=output.run_is_error(run), fault=run.fault, execution=run.id or None)
 
     async def _read_file(self, sandbox: ToolBackend, arguments: Arguments, _: OnOutput | None) -> ToolResult:
         path, first, limit = arguments["path"], arguments["offset"], arguments["limit"]

@@ -273,7 +273,7 @@ async def test_client_of_another_package_is_refused(tools: AsyncSandboxTools) ->
 # ----------------------------------------------------------------------------------------------------------------- other features
 
 
-async def test_transcript_grows_with_the_run(agent: Runner, tmp_path: Path) -> None:
+async def test_transcript_grows_with_the_run(agent: Runner, connections: AsyncClient, tmp_path: Path) -> None:
     path = tmp_path / "transcript.jsonl"
     seen: list[list[str]] = []
 
@@ -288,6 +288,8 @@ async def test_transcript_grows_with_the_run(agent: Runner, tmp_path: Path) -> N
     assert [(call["name"], json.loads(call["arguments"])) for call in answer["calls"]] == [("run_command", {"command": "echo x"})]
     assert (result["content"], result["is_error"], result["sandbox"]) == ([{"type": "text", "text": "x"}], False, agent.tools.sandbox_id)
     assert result["call"] == answer["calls"][0]["id"]
+    (execution,) = await connections.executions.list(sandbox=agent.tools.sandbox_id)
+    assert result["execution"] == execution.id
     assert (last["text"], end["stop"], end["turns"], end["usage"]["input_tokens"]) == ("Done.", "answered", 2, 200)
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -48,6 +48,14 @@ async def test_command_has_output_and_exit_code(sandbox: ToolBackend) -> None:
     result = await call(sandbox, "run_command", command="echo out; echo err >&2; exit 3")
     assert result.text == "out\n[stderr]\nerr\n[exit code 3]"
     assert (result.is_error, result.structured["exit_code"]) == (False, 3)
+
+
+@pytest.mark.parametrize("tool, arguments", [("run_code", {"code": "1"}), ("run_command", {"command": "true"})])
+async def test_result_names_its_execution(at: Bench, sandbox: ToolBackend, tool: str, arguments: Mapping[str, str]) -> None:
+    result = await call(sandbox, tool, **arguments)
+    assert result.execution == result.structured["execution"]
+    assert (await at.node.history.execution(OPERATOR, result.execution or "")).sandbox == sandbox.id
+    assert (await call(sandbox, "read_file", path="/no-such-file")).execution is None
 
 
 async def test_command_starts_in_the_given_directory(sandbox: ToolBackend) -> None:
