@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from sandlot.agents import conversation
 from sandlot.agents.extras import extra
@@ -11,7 +11,9 @@ from sandlot.agents.models import messages
 from sandlot.toolset.output import ToolResult
 
 with extra("anthropic", "anthropic"):
+    from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, BetaFunctionToolResultType, ToolError
     from anthropic.types import Message, ToolParam, ToolResultBlockParam, ToolUseBlock
+    from anthropic.types.beta import BetaToolUnionParam
 
 
 class AsyncMessagesTools(conversation.AsyncSandboxTools):
@@ -25,6 +27,11 @@ class AsyncMessagesTools(conversation.AsyncSandboxTools):
     def definitions(self) -> list[ToolParam]:
         """Value of ``tools``."""
         return cast("list[ToolParam]", messages.definitions(self.tools))
+
+    @property
+    def runnable(self) -> list[BetaAsyncBuiltinFunctionTool]:
+        """Tools for ``client.beta.messages.tool_runner(tools=tools.runnable, ...)``, which runs the calls itself."""
+        return [_AsyncRunnable(self, definition) for definition in messages.definitions(self.tools)]
 
     async def results(self, message: Message) -> list[ToolResultBlockParam]:
         """Run the tool calls of a message at the same time, and return the content of the next user message; empty if there are no calls."""
@@ -44,10 +51,46 @@ class MessagesTools(conversation.SandboxTools):
         """Value of ``tools``."""
         return cast("list[ToolParam]", messages.definitions(self.tools))
 
+    @property
+    def runnable(self) -> list[BetaBuiltinFunctionTool]:
+        """Tools for ``client.beta.messages.tool_runner``; see :attr:`AsyncMessagesTools.runnable`."""
+        return [_Runnable(self, definition) for definition in messages.definitions(self.tools)]
+
     def results(self, message: Message) -> list[ToolResultBlockParam]:
         """Run the tool calls of a message; see :meth:`AsyncMessagesTools.results`."""
         calls = calls_of(message)
         return _blocks(calls, self.call_all([(block.name, arguments) for block, arguments in calls]))
+
+
+class _AsyncRunnable(BetaAsyncBuiltinFunctionTool):
+    def __init__(self, tools: AsyncMessagesTools, definition: Mapping[str, Any]) -> None:
+        self._tools = tools
+        self._definition = definition
+
+    def to_dict(self) -> BetaToolUnionParam:
+        return cast("BetaToolUnionParam", self._definition)
+
+    async def call(self, input: object) -> BetaFunctionToolResultType:  # noqa: A002 - the package's name
+        return _runner_content(await self._tools.call(self.name, input))
+
+
+class _Runnable(BetaBuiltinFunctionTool):
+    def __init__(self, tools: MessagesTools, definition: Mapping[str, Any]) -> None:
+        self._tools = tools
+        self._definition = definition
+
+    def to_dict(self) -> BetaToolUnionParam:
+        return cast("BetaToolUnionParam", self._definition)
+
+    def call(self, input: object) -> BetaFunctionToolResultType:  # noqa: A002 - the package's name
+        return _runner_content(self._tools.call(self.name, input))
+
+
+def _runner_content(result: ToolResult) -> BetaFunctionToolResultType:
+    content = cast("BetaFunctionToolResultType", messages.content_blocks(result))
+    if result.is_error:
+        raise ToolError(content)
+    return content
 
 
 def calls_of(message: Message) -> list[tuple[ToolUseBlock, object]]:

@@ -61,6 +61,48 @@ async def test_synchronous_conversation_runs_to_its_answer(url: str) -> None:
     assert (await anyio.to_thread.run_sync(work)).startswith("42; ")
 
 
+async def test_tool_runner_of_the_package_runs_the_tools(connections: AsyncClient) -> None:
+    def steps(conversation: Conversation) -> Step:
+        if not conversation.results:
+            return Call("read_file", {"path": "/no-such-file"})
+        if len(conversation.results) == 1:
+            return Call("run_code", {"code": "print(6 * 7)"})
+        missing, found = conversation.results
+        assert (missing.is_error, found.is_error) == (True, False)
+        return Say(f"{found.text}; {missing.text}")
+
+    with scripted_model(steps) as endpoint:
+        async with (
+            anthropic.AsyncAnthropic(base_url=endpoint.address, api_key="k") as client,
+            AsyncMessagesTools(template="base", client=connections) as tools,
+        ):
+            runner = client.beta.messages.tool_runner(
+                model="m", max_tokens=100, tools=tools.runnable, thread=False, messages=[{"role": "user", "content": "Go."}]
+            )
+            message = await runner.until_done()
+    assert message.content[0].type == "text"
+    assert message.content[0].text.startswith("42; Error: ")
+
+
+async def test_synchronous_tool_runner_runs_the_tools(url: str) -> None:
+    def work() -> str:
+        with (
+            scripted_model(script_of_one_call) as endpoint,
+            anthropic.Anthropic(base_url=endpoint.address, api_key="k") as client,
+            Client(url) as connections,
+            MessagesTools(template="base", client=connections) as tools,
+        ):
+            prompt: Any = [{"role": "user", "content": "Go."}]
+            message = client.beta.messages.tool_runner(model="m", max_tokens=100, tools=tools.runnable, thread=False, messages=prompt).until_done()
+            return "".join(block.text for block in message.content if block.type == "text")
+
+    assert await anyio.to_thread.run_sync(work) == "42"
+
+
+def script_of_one_call(conversation: Conversation) -> Step:
+    return Say(conversation.results[0].text) if conversation.results else Call("run_code", {"code": "print(6 * 7)"})
+
+
 def message_with(call: dict[str, Any], stop_reason: str = "tool_use") -> Message:
     usage = {"input_tokens": 1, "output_tokens": 1}
     body = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_reason": stop_reason, "stop_sequence": None, "usage": usage}

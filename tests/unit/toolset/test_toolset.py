@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,7 +51,7 @@ async def test_command_has_output_and_exit_code(sandbox: ToolBackend) -> None:
 
 
 @pytest.mark.parametrize("tool, arguments", [("run_code", {"code": "1"}), ("run_command", {"command": "true"})])
-async def test_result_names_its_execution(at: Bench, sandbox: ToolBackend, tool: str, arguments: Mapping[str, str]) -> None:
+async def test_result_names_its_execution(at: Bench, sandbox: ToolBackend, tool: str, arguments: dict[str, Any]) -> None:
     result = await call(sandbox, tool, **arguments)
     assert result.execution == result.structured["execution"]
     assert (await at.node.history.execution(OPERATOR, result.execution or "")).sandbox == sandbox.id

@@ -101,13 +101,17 @@ def definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 def result_block(call: str, result: ToolResult) -> dict[str, Any]:
     """Return the block that answers a call, by its id."""
-    content = [
+    return {"type": "tool_result", "tool_use_id": call, "content": content_blocks(result), "is_error": result.is_error}
+
+
+def content_blocks(result: ToolResult) -> list[dict[str, Any]]:
+    """Return the content of a result as blocks."""
+    return [
         {"type": "image", "source": {"type": "base64", "media_type": each.media_type, "data": each.data}}
         if isinstance(each, Image)
         else {"type": "text", "text": each.text}
         for each in result.content
     ]
-    return {"type": "tool_result", "tool_use_id": call, "content": content, "is_error": result.is_error}
 
 
 def _object(text: str) -> dict[str, Any]:
