@@ -20,6 +20,7 @@ import typer
 from prometheus_client import CollectorRegistry, ProcessCollector
 from typer.cli import get_docs_for_click
 
+from sandlot import agents as exported
 from sandlot import sdk
 from sandlot.cli import main as entry
 from sandlot.cli.app import app
@@ -139,10 +140,40 @@ def python_sdk() -> str:
     parts = ["Every name is imported from `sandlot`.", _ASYNC]
     names = [name for name in sdk.__all__ if not name.startswith("Async")]
     for name in sorted(names, key=_section):
-        target = package[name]
-        found = target.final_target if target.is_alias else target
-        parts += [f"## {name}", *(_class(found) if found.is_class else _function(found, name))]
+        parts += [f"## {name}", *_object(package[name], name)]
     return _page("Python SDK", *parts)
+
+
+ADAPTERS: dict[str, tuple[str, ...]] = {
+    "openai": ("AsyncChatTools", "ChatTools", "AsyncResponsesTools", "ResponsesTools"),
+    "anthropic": ("AsyncMessagesTools", "MessagesTools"),
+    "openai_agents": ("function_tools", "SandlotSandboxClient", "SandlotSandboxClientOptions"),
+    "pydantic_ai": ("SandboxWorkspace", "sandbox_toolset"),
+    "langchain": ("sandbox_tools", "SandboxBackend"),
+    "inspect": ("SandlotConfig",),
+    "smolagents": ("SandboxExecutor",),
+}
+"""Module of ``sandlot.agents`` -> names for its users."""
+
+
+def agents() -> str:
+    """Return the page of all public names of ``sandlot.agents`` and of its adapters."""
+    quiet: Any = {"warn_missing_types": False, "warn_unknown_params": False}  # fields of pydantic's models are no parameters to griffe
+    search = [ROOT / "src"]
+    package = griffe.load("sandlot.agents", search_paths=search, docstring_parser="google", docstring_options=quiet, resolve_aliases=True)
+    parts = ["[Give a model a sandbox](../how-to/agents.md) shows how these names are used. The first ones are imported from `sandlot.agents`."]
+    for name in sorted(exported.__all__):
+        parts += [f"## {name}", *_object(package[name], name)]
+    for module, names in ADAPTERS.items():
+        parts += [f"## sandlot.agents.{module}", *_docstring(package[module], levels=True)]
+        for name in names:
+            parts += [f"### {module}.{name}", *_object(package[f"{module}.{name}"], name)]
+    return _page("Adapters and the agent loop", *parts)
+
+
+def _object(target: griffe.Object | griffe.Alias, name: str) -> Iterator[str]:
+    found = target.final_target if isinstance(target, griffe.Alias) else target
+    return _class(found) if found.is_class else _function(found, name)
 
 
 def _section(name: str) -> tuple[int, str]:
@@ -541,6 +572,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli": cli,
     "sandbox-states": sandbox_states,
     "python-sdk": python_sdk,
+    "agents": agents,
     "settings": settings,
     "errors": errors,
     "metrics": metrics,

@@ -111,6 +111,7 @@ class CallFinished:
 
 
 AgentEvent: TypeAlias = TextPiece | AnswerDiscarded | AnswerFinished | CallStarted | CallOutput | CallFinished
+"""Event of a run, for ``on_event``."""
 OnEvent: TypeAlias = backend.Callback[AgentEvent]
 
 
