@@ -10,8 +10,8 @@ import asyncio
 import io
 import json
 import zipfile
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,6 +22,7 @@ import structlog
 
 from sandlot.core.node import Node
 from sandlot.host.blocking import outlast_cancellation, run_in_own_thread
+from sandlot.host.service_cgroup import leave_service_cgroup
 from sandlot.images import plan, rootfs_layout
 from sandlot.images.root_image import IMAGE, INDEX
 from sandlot.images.store import BUILDER, Image
@@ -73,7 +74,7 @@ class MergeLimits:
     bytes: int = 16 * GIB
     ratio: int = 10
     ratio_free_bytes: int = GIB
-    entries: int = 500_000
+    entries: int = 300_000
 
     def expanded_bytes(self, stored_bytes: int) -> int:
         """Return the largest size of layers without compression.
@@ -211,8 +212,9 @@ class _Merge:
         self._job.check_space()
         await run_in_own_thread(file.write, data)
 
-    async def _write(self, path: str, chunks: AsyncIterator[bytes]) -> None:
-        await self._node.files.write(INTERNAL, self._sandbox, path, chunks, user=User.ROOT)
+    async def _write(self, path: str, chunks: AsyncGenerator[bytes, None]) -> None:
+        async with aclosing(chunks):
+            await self._node.files.write(INTERNAL, self._sandbox, path, chunks, user=User.ROOT)
 
     def _description(self) -> Mapping[str, Any]:
         """Return the job of the program (``merge_program/main.py``)."""
@@ -314,21 +316,25 @@ def _program() -> bytes:
     return archive.getvalue()
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _once(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
 
 
-async def _bounded(layer: Layer, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _bounded(layer: Layer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield a layer, at most one byte more than its size: the program then refuses the layer."""
     left = layer.size_bytes + 1
-    async for chunk in chunks:
-        yield chunk[:left]
-        left -= len(chunk)
-        if left <= 0:
-            return
+    try:
+        async for chunk in chunks:
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
 
 
-async def _pack(tree: Path) -> AsyncIterator[bytes]:
+async def _pack(tree: Path) -> AsyncGenerator[bytes, None]:
     """Yield an archive of a tree that was built on this host, with numeric owners and extended attributes."""
     process = await asyncio.create_subprocess_exec(
         *plan.pack_argv(tree), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={}
@@ -336,6 +342,7 @@ async def _pack(tree: Path) -> AsyncIterator[bytes]:
     if process.stdout is None or process.stderr is None:
         raise InternalError("The output of tar is not a pipe.")
     try:
+        leave_service_cgroup(process.pid)
         while chunk := await process.stdout.read(MIB):
             yield chunk
         detail = await process.stderr.read(1000)

@@ -115,6 +115,7 @@ class RootImageBuilder:
         self._making: dict[str, _Making] = {}
         self._held: dict[str, int] = {}
         self._node: Node | None = None
+        self._guest: str | None = None
 
     def connect(self, node: Node) -> None:
         """Make root images in sandboxes of a node from now on. A node needs its templates first, so the constructor does not get it."""
@@ -138,8 +139,9 @@ class RootImageBuilder:
 
         The guest layer is built first if it does not exist.
         """
-        guest = await run_in_own_thread(self._store.ensure_guest)
-        return hashlib.sha256("\0".join((str(GENERATION), guest, root.base, *(layer.digest for layer in root.layers))).encode()).hexdigest()
+        if self._guest is None:  # does not change while the service runs
+            self._guest = await run_in_own_thread(self._store.ensure_guest)
+        return hashlib.sha256("\0".join((str(GENERATION), self._guest, root.base, *(layer.digest for layer in root.layers))).encode()).hexdigest()
 
     async def find(self, digest: str) -> RootFs | None:
         """Return the root image with a digest, or None if it is not in the cache. Counts as a use."""

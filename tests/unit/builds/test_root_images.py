@@ -31,7 +31,9 @@ NODE = cast("Node", None)
 class Store(ImageStore):
     """An image store whose guest layer has a given digest."""
 
-    guest = "guest"
+    def __init__(self, cache: Path, guest: str) -> None:
+        super().__init__(cache)
+        self.guest = guest
 
     def ensure_guest(self, progress: Any = None) -> str:  # noqa: ANN401 - not used
         del progress
@@ -81,11 +83,11 @@ async def no_layers(_layer: Layer) -> AsyncIterator[bytes]:
 class Bench:
     """A builder and what it makes."""
 
-    def __init__(self, cache: Path, **changes: Any) -> None:  # noqa: ANN401 - arguments of the builder
+    def __init__(self, cache: Path, guest: str = "guest", **changes: Any) -> None:  # noqa: ANN401 - arguments of the builder
         self.cache = cache
         self.maker = Maker()
         self.used: Collection[str] = ()
-        self.builder = RootImageBuilder(Store(cache), cache, in_use=self._in_use, make=self.maker, reserve_bytes=0, **changes)
+        self.builder = RootImageBuilder(Store(cache, guest), cache, in_use=self._in_use, make=self.maker, reserve_bytes=0, **changes)
         self.builder.connect(cast("Node", SimpleNamespace()))
 
     async def _in_use(self) -> Collection[str]:
@@ -136,11 +138,7 @@ async def test_root_image_is_made_once_and_found_again(bench: Bench) -> None:
 async def test_digest_depends_on_layers_base_and_guest(bench: Bench) -> None:
     first = await bench.builder.digest(ROOT)
     others = [await bench.builder.digest(OTHER_ROOT), await bench.builder.digest(BuiltRoot((LAYER,), 0, "e" * 64, "base"))]
-    Store.guest = "another"
-    try:
-        others.append(await bench.builder.digest(ROOT))
-    finally:
-        Store.guest = "guest"
+    others.append(await Bench(bench.cache, guest="another").builder.digest(ROOT))
     assert len({first, *others}) == 4
     assert await bench.builder.digest(BuiltRoot((LAYER,), 5)) == first
 
@@ -289,7 +287,7 @@ async def test_build_on_a_removed_template_is_refused(bench: Bench) -> None:
 
 async def test_service_without_a_node_is_not_ready(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
-        await RootImageBuilder(Store(tmp_path), tmp_path).ensure(ROOT, no_layers)
+        await RootImageBuilder(Store(tmp_path, "guest"), tmp_path).ensure(ROOT, no_layers)
 
 
 def test_layers_may_expand_to_a_multiple_of_their_size() -> None:
