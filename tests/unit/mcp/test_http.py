@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -13,6 +16,7 @@ import pytest
 from mcp import MCPError
 
 from sandlot.mcp import http_sessions, tools
+from sandlot.mcp.server import COPIES
 from sandlot.model.access import OPERATOR
 from tests.support.cases import cases
 from tests.support.mcp_client import ERAS, http_client, resource, text
@@ -294,6 +298,65 @@ async def test_results_take_memory_of_the_key_until_they_are_sent(endpoint: Endp
         assert (refused.is_error, refused.structured_content["error"]["code"]) == (True, "busy")
         await until(lambda: budget.taken_bytes == 0)
         assert not (await client.call_tool("run_code", call)).is_error
+
+
+@asynccontextmanager
+async def relay(address: str, flow: asyncio.Event) -> AsyncIterator[str]:
+    """Relay connections to an address. Responses are read only while ``flow`` is set, through buffers of a few KiB."""
+    host, _, port = address.removeprefix("http://").partition(":")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event | None = None) -> None:
+        try:
+            while gate is None or await gate.wait():
+                if not (data := await reader.read(4096)):
+                    break
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = socket.socket()
+        inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        inner.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(inner, (host, int(port)))
+        from_server, to_server = await asyncio.open_connection(sock=inner, limit=4096)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, to_server))
+            group.create_task(pump(from_server, writer, flow))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_slow_reader_holds_the_memory_of_its_key_only_and_gets_its_result(endpoint: Endpoint) -> None:
+    era = ERAS[-1]  # in the other one, the client refuses events of more than 1 MiB
+    keys = await endpoint.at.service.api_keys.list()
+    budget, flow, call = endpoint.at.node.buffers.of(keys[0].id), asyncio.Event(), {"path": "/tmp/large.png"}
+    flow.set()
+    async with relay(endpoint.base, flow) as slow, http_client(f"{slow}/mcp", endpoint.key, era) as reader:
+        sandbox = (await reader.call_tool("create_sandbox", {"template": "base"})).structured_content["sandbox"]
+        await endpoint.at.node.files.write(OPERATOR, sandbox, call["path"], chunks(png(8, 8) + bytes(3_000_000)))
+        await until(lambda: budget.taken_bytes == 0)
+        flow.clear()
+        reading = asyncio.create_task(reader.call_tool("read_file", {**call, "sandbox": sandbox}))
+        await until(lambda: budget.taken_bytes > 0)
+        async with http_client(endpoint.url, await endpoint.new_key(), era) as other:
+            for _ in range(3):
+                assert not (await other.call_tool("list_sandboxes")).is_error
+        assert not reading.done()
+        assert 0 < budget.taken_bytes < (COPIES + 2) * 4_000_100  # with the response that waits to be sent
+        flow.set()
+        (image,) = [each for each in (await reading).content if each.type == "image"]
+        assert len(image.data) > 4_000_000
+        await until(lambda: budget.taken_bytes == 0)
+
+
+async def chunks(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 async def test_revoked_key_ends_its_running_call(endpoint: Endpoint, era: str) -> None:
