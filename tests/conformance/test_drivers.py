@@ -72,8 +72,8 @@ SHARING = {
 
 
 @pytest.fixture(scope="module")
-async def shared(root: RootFs, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Instance]:
-    harness = DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path_factory.mktemp("shared") / "state")
+async def shared(image_root: RootFs, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Instance]:
+    harness = DriverHarness("gvisor", root=image_root, node=new_node_id(), data_dir=tmp_path_factory.mktemp("shared") / "state")
     instance = await harness.boot(harness.new_driver())
     yield instance
     await instance.destroy()
@@ -82,8 +82,8 @@ async def shared(root: RootFs, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 class TestGvisor(DriverSuite):
     @pytest.fixture
-    def harness(self, root: RootFs, tmp_path: Path, shared: Instance, request: pytest.FixtureRequest) -> DriverHarness:
-        own = DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
+    def harness(self, image_root: RootFs, tmp_path: Path, shared: Instance, request: pytest.FixtureRequest) -> DriverHarness:
+        own = DriverHarness("gvisor", root=image_root, node=new_node_id(), data_dir=tmp_path / "state")
         if request.function.__name__ not in SHARING:
             return own
         return SharedHarness(own.driver_name, own.root, own.node, own.data_dir, shared=shared)
@@ -135,23 +135,23 @@ class TestAllOfGvisorByItsCommandLine(GvisorByItsCommandLine, DriverSuite):
             assert (await sandbox.python(f"import socket\n{OWN_ADDRESS}")).stdout == "8.8.8.8\n"
 
 
-class GvisorOnAnImage:
-    """gVisor with a root file system that is an EROFS image."""
+class GvisorOnAFolder:
+    """gVisor with a root file system that is a folder, as the first service on a machine has. :class:`TestGvisor` uses an EROFS image."""
 
     @pytest.fixture
-    def harness(self, image_root: RootFs, tmp_path: Path) -> DriverHarness:
-        return DriverHarness("gvisor", root=image_root, node=new_node_id(), data_dir=tmp_path / "state")
+    def harness(self, root: RootFs, tmp_path: Path) -> DriverHarness:
+        return DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state")
 
 
-class TestGvisorOnAnImage(GvisorOnAnImage, CleanupSuite):
-    """Some tests in every run; ``test_gvisor_images.py`` has others."""
+class TestGvisorOnAFolder(GvisorOnAFolder, CleanupSuite):
+    """Some tests in every run; ``test_gvisor.py`` and ``test_gvisor_snapshots.py`` have others."""
 
     test_full_disk_is_an_error_inside_only = LimitsSuite.test_full_disk_is_an_error_inside_only
     test_snapshot_that_ends_the_sandbox_is_complete = SnapshotContractSuite.test_snapshot_that_ends_the_sandbox_is_complete
 
 
 @pytest.mark.soak
-class TestAllOfGvisorOnAnImage(GvisorOnAnImage, DriverSuite):
+class TestAllOfGvisorOnAFolder(GvisorOnAFolder, DriverSuite):
     """All tests."""
 
 
