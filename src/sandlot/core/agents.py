@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from sandlot.core.access.quotas import check_lifetime
 from sandlot.core.concurrency import GeneratorStream, Wakeups
 from sandlot.core.ports import Clock
 from sandlot.model.access import OwnerId, Principal
@@ -33,7 +34,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, Inval
 from sandlot.model.ids import AGENT_ID, AGENT_SESSION_ID, AgentId, AgentSessionId, NodeId, new_agent_event_id, new_agent_id, new_agent_session_id
 from sandlot.model.repositories import AgentRepository, Position
 from sandlot.model.sandboxes import check_metadata
-from sandlot.model.specs import KIB, check_text
+from sandlot.model.specs import KIB, check_text, check_timeout
 from sandlot.model.streams import Page, Stream
 
 MAX_AGENTS: Final = 1000
@@ -175,9 +176,13 @@ class AgentService:
 
         Raises:
             NotFoundError: There is no such agent.
+            InvalidRequestError: The timeout of the environment is out of range.
             ConflictError: The agent is archived.
-            LimitError: The owner has ``MAX_SESSIONS`` sessions.
+            LimitError: The owner has ``MAX_SESSIONS`` sessions, or its quota does not allow the timeout.
         """
+        if environment.timeout_s is not None:
+            check_timeout(environment.timeout_s)
+            check_lifetime(principal.quota, environment.timeout_s)
         found = await self.get(principal, agent)
         if found.archived_at is not None:
             raise ConflictError(f"The agent {found.id} is archived.", hint="Create a session of another agent.", fields={"agent": found.id})

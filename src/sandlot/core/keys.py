@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 
@@ -94,6 +96,17 @@ class KeyService:
         """
         _check_operator(principal)
         return await self._api_keys.revoke(name_or_id)
+
+    @contextmanager
+    def working_for(self, principal: Principal) -> Iterator[None]:
+        """Register the current task as working for a caller during the body of the ``with`` block, for work that outlives its request.
+
+        Raises:
+            AuthenticationError: The caller's key was revoked or has expired, before or during the body of the ``with`` block.
+        """
+        self._api_keys.check_valid(principal.owner)
+        with self._api_keys.working_for(principal.owner):
+            yield
 
     async def usage(self, principal: Principal) -> KeyUsage:
         """Return the part of the principal's own quota that is in use."""

@@ -359,7 +359,7 @@ class SandboxSpec:
         check_path(self.cwd)
         check_mounts(self.volumes)
         if self.timeout_s is not None:
-            _bounded("timeout", self.timeout_s, 1, MAX_TIMEOUT_S)
+            check_timeout(self.timeout_s)
         if self.mask_request_host is not None:
             check_request_host(self.mask_request_host)
 
@@ -701,6 +701,15 @@ def _size_text(size_bytes: int) -> str:
         if size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"
     return f"{size_bytes} bytes"
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Check the timeout of a sandbox: 1 to ``MAX_TIMEOUT_S`` seconds.
+
+    Raises:
+        InvalidRequestError: The timeout is out of range.
+    """
+    _bounded("timeout", timeout_s, 1, MAX_TIMEOUT_S)
 
 
 def _bounded(name: str, value: float, low: float, high: float) -> None:

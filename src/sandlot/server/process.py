@@ -208,7 +208,7 @@ class Server(uvicorn.Server):
 
         Args:
             listeners: Listening sockets, which are closed at the end.
-            idle_exit_s: Seconds without a sandbox after which the service ends. None: never.
+            idle_exit_s: Seconds without a sandbox after which the service ends, unless a request or a run of an agent is in progress. None: never.
             signals: Install handlers for ``ENDING_SIGNALS``.
         """
         loop = asyncio.get_running_loop()
@@ -271,7 +271,8 @@ class Server(uvicorn.Server):
                     await stop.wait()
             if idle_exit_s is not None:
                 log_config.rotate_log(self._service.settings.data_dir / data_dir.LOG)
-            if idle_exit_s is not None and self._service.internals.registry.empty_s() >= idle_exit_s and not self.server_state.tasks:
+            is_idle = not self.server_state.tasks and not self.agents.is_running
+            if idle_exit_s is not None and is_idle and self._service.internals.registry.empty_s() >= idle_exit_s:
                 _log.info("service.idle_exit", idle_s=idle_exit_s)
                 break
         self._service.internals.manager.refuse()

@@ -165,6 +165,21 @@ async def test_a_message_during_a_run_is_a_conflict(service: AgentService) -> No
     assert (await service.begin_run(ALICE, own, [HELLO])).last_sequence == 3
 
 
+@pytest.mark.parametrize("timeout_s", [0.5, -1, 604_801, float("inf"), float("nan")])
+async def test_timeout_of_the_environment_out_of_range_is_refused(service: AgentService, timeout_s: float) -> None:
+    agent = await service.create(ALICE, CONFIG)
+    with pytest.raises(InvalidRequestError, match="1 to 604800"):
+        await service.create_session(ALICE, agent.id, SessionEnvironment("base", timeout_s))
+
+
+async def test_timeout_of_the_environment_is_within_the_quota(service: AgentService) -> None:
+    agent = await service.create(ALICE, CONFIG)
+    brief = replace(ALICE, quota=Quota(lifetime_s=60))
+    assert (await service.create_session(brief, agent.id, SessionEnvironment("base", 60))).environment.timeout_s == 60
+    with pytest.raises(LimitError):
+        await service.create_session(brief, agent.id, SessionEnvironment("base", 61))
+
+
 async def test_only_the_owner_of_a_session_sends_messages(service: AgentService) -> None:
     own = await session(service)
     with pytest.raises(ForbiddenError):

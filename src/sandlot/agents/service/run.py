@@ -28,8 +28,9 @@ from sandlot.agents.service.conversation import Call, Event
 from sandlot.agents.service.limits import MAX_CONVERSATION_BYTES, AgentLimits
 from sandlot.agents.service.models import ModelEntry
 from sandlot.core.node import Node
+from sandlot.model.access import Principal
 from sandlot.model.agents import AgentSessionRecord, SessionChange, SessionStatus
-from sandlot.model.errors import NotFoundError, SandlotError
+from sandlot.model.errors import AuthenticationError, NotFoundError, SandlotError
 from sandlot.toolset.toolset import Toolset
 
 if TYPE_CHECKING:
@@ -83,13 +84,16 @@ class Run:
 
     Args:
         node: Node that stores the events and messages.
+        principal: Owner of the session. The end of its API key ends the run.
         session: The session at the begin of the run.
         sandbox: Sandbox of the session.
         parameters: Model, tools and limits.
     """
 
-    def __init__(self, node: Node, session: AgentSessionRecord, sandbox: SessionSandbox, parameters: RunParameters) -> None:
+    def __init__(self, node: Node, principal: Principal, session: AgentSessionRecord, sandbox: SessionSandbox, parameters: RunParameters) -> None:
         self._agents = node.agents
+        self._keys = node.keys
+        self._principal = principal
         self._session = session
         self._sandbox = sandbox
         self._parameters = parameters
@@ -106,7 +110,8 @@ class Run:
         try:
             try:
                 async with asyncio.timeout(self._parameters.limits.run_s):
-                    await self._converse()
+                    with self._keys.working_for(self._principal):
+                        await self._converse()
                 end = _RunEnd(END_TURN)
             except TimeoutError:
                 end = self._limit(f"The run has taken {self._parameters.limits.run_s:g} seconds, the maximum.")
@@ -118,6 +123,8 @@ class Run:
                 end = _RunEnd(END_TURN)
             except NotFoundError:
                 raise
+            except AuthenticationError as error:
+                end = _RunEnd(RETRIES_EXHAUSTED, conversation.error_event("unknown_error", str(error), "terminal"))
             except SandlotError as error:
                 end = _RunEnd(RETRIES_EXHAUSTED, conversation.error_event("unknown_error", str(error), "exhausted"))
             except Exception:  # noqa: BLE001 - a defect ends the run, not the service

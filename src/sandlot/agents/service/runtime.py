@@ -2,7 +2,7 @@
 
 Invariants:
 - A session has one run at a time. The runs of a key and of the node are limited.
-- A run outlives the request that began it. An interruption, the deletion of the session and the stop of the service end it.
+- A run outlives the request that began it. An interruption, the deletion of the session, the end of its API key and the stop of the service end it.
 - After a start of the service, the runs of the last one are ended with an error that says so. No call is repeated.
 """
 
@@ -19,7 +19,7 @@ import structlog
 from sandlot.agents.service.completion import complete
 from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
 from sandlot.agents.service.models import Models
-from sandlot.agents.service.sandbox import SessionSandbox
+from sandlot.agents.service.sandbox import SessionSandbox, find_sandbox
 from sandlot.core.node import Node
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.agents import (
@@ -77,17 +77,26 @@ class AgentRuntime:
         self._runs: dict[AgentSessionId, _ActiveRun] = {}
         self._is_closed = False
 
+    @property
+    def is_running(self) -> bool:
+        """True while a run is active."""
+        return bool(self._runs)
+
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """End the runs that the last service has left, before any request."""
+        """End the runs that the last service has left, before any request. A run that cannot be ended stays active until the next start."""
         for session in await self._node.agents.running():
             try:
                 await self._end_lost_run(session)
             except NotFoundError:
-                continue
+                continue  # the session was deleted
+            except ModuleNotFoundError as error:
+                _log.error("run.not_ended", session=session.id, error=str(error), hint="Install the extra `agents`, and restart the service.")
             except SandlotError as error:
                 _log.warning("run.not_ended", session=session.id, error=str(error))
+            except Exception:  # noqa: BLE001 - a stored run that cannot be read must not keep the service from its other work
+                _log.exception("run.not_ended", session=session.id)
 
     async def aclose(self) -> None:
         """Stop all runs. The next service ends them. Idempotent."""
@@ -114,7 +123,8 @@ class AgentRuntime:
             messages = [message]
         why = "The service was restarted during the run. The sandbox and its files are kept. Send another message to continue."
         events += [conversation.error_event("unknown_error", why, "exhausted"), conversation.idle_event("retries_exhausted")]
-        change = SessionChange(SessionStatus.IDLE, stop_reason="retries_exhausted")
+        sandbox = await find_sandbox(self._node, session) if session.sandbox is None else session.sandbox
+        change = SessionChange(SessionStatus.IDLE, sandbox, stop_reason="retries_exhausted")
         await self._node.agents.append(session.id, events, messages=messages, change=change)
 
     # Agents and sessions ---------------------------------------------------------------------------------------------
@@ -153,8 +163,9 @@ class AgentRuntime:
 
         Raises:
             NotFoundError: There is no such agent, or no such template.
+            InvalidRequestError: The timeout of the environment is out of range.
             ConflictError: The agent is archived.
-            LimitError: The owner has too many sessions.
+            LimitError: The owner has too many sessions, or its quota does not allow the timeout.
         """
         await self._node.templates.find(principal, environment.template)
         return await self._node.agents.create_session(principal, agent, environment, title=title, metadata=metadata)
@@ -215,7 +226,7 @@ class AgentRuntime:
             raise
         toolset = Toolset() if begun.config.tools else Toolset(())
         sandbox = SessionSandbox(self._node, principal, begun, self._previews)
-        active.run = Run(self._node, begun, sandbox, RunParameters(entry, model, toolset, self._limits))
+        active.run = Run(self._node, principal, begun, sandbox, RunParameters(entry, model, toolset, self._limits))
         active.task = asyncio.create_task(self._execute(begun.id, active.run), name=f"agent run {begun.id}")
         return begun
 

@@ -1,4 +1,7 @@
-"""The sandbox of a session: created for the first call of a tool, and again after it has ended."""
+"""The sandbox of a session: created for the first call of a tool, and again after it has ended.
+
+Invariant: the session names its sandbox before the sandbox is used, so that a killed service leaves no work in a sandbox that nobody finds.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from sandlot.agents.service.completion import complete
 from sandlot.core.node import Node
-from sandlot.model.access import Principal
-from sandlot.model.agents import MOST_OPEN_NETWORK, AgentSessionRecord
+from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.agents import MOST_OPEN_NETWORK, AgentSessionRecord, SessionChange
 from sandlot.model.errors import SandlotError
 from sandlot.model.ids import SandboxId
 from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy, NetworkUpTo
-from sandlot.model.sandboxes import CreateSandboxParams, UpdateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxFilter, UpdateSandboxParams
 from sandlot.model.specs import DEFAULT_TIMEOUT_S
 from sandlot.toolset.backends.node import NodeBackend
 from sandlot.toolset.output import Image, Text, ToolResult
@@ -21,6 +25,12 @@ from sandlot.web.preview_urls import PreviewAddresses
 
 SESSION: Final = "sandlot.agent_session"
 """Key in the metadata of a sandbox: id of the session that uses it."""
+
+
+async def find_sandbox(node: Node, session: AgentSessionRecord) -> SandboxId | None:
+    """Return the live sandbox that was created for a session whose service was killed before the session named the sandbox. None: there is none."""
+    found = await node.sandboxes.list(OPERATOR, SandboxFilter(metadata={SESSION: session.id}), after=None, limit=100)
+    return next((each.id for each in found.items if each.owner == session.owner), None)
 
 
 class SessionSandbox:
@@ -46,9 +56,11 @@ class SessionSandbox:
         Raises:
             SandlotError: The sandbox has ended, or cannot be created.
         """
-        timeout_s = self._session.environment.timeout_s or DEFAULT_TIMEOUT_S
+        longest_s = self._principal.quota.lifetime_s or DEFAULT_TIMEOUT_S
+        timeout_s = self._session.environment.timeout_s or min(DEFAULT_TIMEOUT_S, longest_s)
         if self.id is None:
             self.id = (await self._node.sandboxes.create(self._principal, self._params(timeout_s))).id
+            await complete(self._node.agents.append(self._session.id, change=SessionChange(sandbox=self.id)))
         else:
             await self._node.sandboxes.update(self._principal, self.id, UpdateSandboxParams(timeout_s=timeout_s))
         return NodeBackend(self._node, self._principal, self.id, previews=self._previews, origin="agents")

@@ -7,8 +7,8 @@ Invariants:
   presented secret, from which no valid key can be computed.
 - When this service creates, updates or revokes a key, the change takes effect at once. When another process does this, the change takes effect here
   within a second, after the next read of the store. While the store does not respond, the keys of the last successful read stay valid.
-- A key that is revoked or expires ends everything that was opened with it: requests in progress, streams, terminals. Only the request that revokes
-  or updates the key still gets its response.
+- A key that is revoked or expires ends everything that was opened with it: requests in progress, streams, terminals, runs of agents. Only the request
+  that revokes or updates the key still gets its response.
 - An expired key can be extended. Until then its requests are refused, but everything that it created stays: sandboxes, pools, webhooks.
 """
 
@@ -228,6 +228,16 @@ class ApiKeys:
         principal = self.principal_of(owner)
         is_expired = principal is not None and principal.expires_at is not None and principal.expires_at <= self._clock.now()
         return None if is_expired else principal
+
+    def check_valid(self, owner: OwnerId) -> None:
+        """Refuse an owner whose key is no longer valid.
+
+        Raises:
+            AuthenticationError: The key has expired or was revoked.
+        """
+        if self.valid_principal_of(owner) is None:
+            principal = self.principal_of(owner)
+            raise _revoked() if principal is None or principal.expires_at is None else _has_expired(principal.expires_at)
 
     def quota_of(self, owner: OwnerId) -> Quota:
         """Return the quota of an owner.

@@ -151,7 +151,7 @@ class AsyncAgentSessions:
         Args:
             agent: Id of the agent.
             template: Template of the sandbox. Default: ``code-interpreter``.
-            timeout: Seconds until the sandbox ends, counted from its last use. Default: 300.
+            timeout: Seconds until the sandbox ends, counted from its last use, 1 to 604,800. Default: 300.
             network: Network mode of the sandbox. Default: that of new sandboxes.
             title: Title for people.
             metadata: Metadata of the user.

@@ -14,6 +14,7 @@ from sandlot.model.agents import AgentEventRecord, AgentSessionRecord, SessionEn
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode
 from sandlot.model.repositories import Position
+from sandlot.model.specs import MAX_TIMEOUT_S
 from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, Problem, documented_response
 from sandlot.web import pagination, streaming
 from sandlot.web.dependencies import get_node, get_principal
@@ -40,7 +41,9 @@ class SessionEnvironmentRequest(RequestModel):
     """Sandbox that a session gets with its first call of a tool."""
 
     template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandbox.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds until the sandbox ends, counted from its last use. Default: 300.")
+    timeout: float | None = Field(
+        default=None, description=f"Seconds until the sandbox ends, counted from its last use, 1 to {MAX_TIMEOUT_S:.0f}. Default: 300."
+    )
     network: NetworkMode | None = Field(default=None, description="Network mode of the sandbox. Default: that of new sandboxes.")
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from datetime import UTC, datetime
 
 import pytest
 
+from sandlot.agents.service import conversation
 from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
 from sandlot.agents.service.models import ModelKind
-from sandlot.model.access import OPERATOR, OwnerId, Principal, Quota
+from sandlot.agents.service.sandbox import SESSION
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.agents import AgentChange, AgentConfig, AgentEventRecord, SessionEnvironment, SessionStatus
 from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.records import KeyChange
+from sandlot.model.sandboxes import CreateSandboxParams
 from tests.support.scripted_model.steps import MIB, Call, Conversation, Cut, Fail, Hang, Say, Step, Truncate
 from tests.support.service import Bench
 from tests.support.until import until
@@ -37,6 +43,14 @@ def error(events: list[AgentEventRecord]) -> tuple[str, str]:
     (found,) = [each.data["error"] for each in events if each.type == "session.error"]
     assert found["retry_status"] == {"type": "exhausted"}
     return found["type"], found["message"]
+
+
+async def new_key(at: Bench, name: str = "alice") -> Principal:
+    """Create a key, and return its principal."""
+    _, secret = await at.service.api_keys.create(name)
+    principal = at.service.api_keys.verify(secret)
+    assert principal is not None
+    return principal
 
 
 async def test_run_calls_the_tools_of_a_sandbox_until_the_model_answers(make_world: MakeWorld, kind: ModelKind, at: Bench) -> None:
@@ -216,7 +230,9 @@ async def test_interrupt_ends_a_request_to_the_model(make_world: MakeWorld, kind
     session = await world.session()
     await world.runtime.send(OPERATOR, session, "Hi")
     await until(lambda: bool(world.endpoint.conversations))
+    assert world.runtime.is_running  # keeps a local service from ending because it has no sandboxes
     assert await world.runtime.interrupt(OPERATOR, session)
+    assert not world.runtime.is_running
     assert kinds(await world.events(session)) == ["user.message", "status_running", "user.interrupt", "status_idle"]
     assert stop_reason(await world.run(session, "Again")) == "end_turn"
 
@@ -229,9 +245,9 @@ async def test_two_messages_at_once_are_a_conflict(make_world: MakeWorld) -> Non
     await world.runtime.interrupt(OPERATOR, session)
 
 
-async def test_runs_of_a_key_and_of_the_node_are_limited(make_world: MakeWorld) -> None:
+async def test_runs_of_a_key_and_of_the_node_are_limited(make_world: MakeWorld, at: Bench) -> None:
     world = make_world(lambda _: Hang(), limits=AgentLimits(runs_per_key=2, runs=3))
-    alice = Principal(OwnerId("a11ce0a11ce0"), "alice", operator=False, quota=Quota())
+    alice = await new_key(at)
     sessions = [await world.session() for _ in range(3)]
     theirs = [await world.session(alice) for _ in range(2)]
     for session in sessions[:2]:
@@ -247,9 +263,9 @@ async def test_runs_of_a_key_and_of_the_node_are_limited(make_world: MakeWorld) 
     await world.runtime.send(OPERATOR, sessions[2], "Hi")
 
 
-async def test_another_key_sees_and_sends_nothing(make_world: MakeWorld) -> None:
+async def test_another_key_sees_and_sends_nothing(make_world: MakeWorld, at: Bench) -> None:
     world = make_world(in_turn(Say("Hello.")))
-    alice, bob = (Principal(OwnerId(each * 12), each, operator=False, quota=Quota()) for each in "ab")
+    alice, bob = await new_key(at, "alice"), await new_key(at, "bob")
     session = await world.session(alice)
     for work in (world.runtime.send(bob, session, "Hi"), world.runtime.interrupt(bob, session), world.runtime.delete_session(bob, session)):
         with pytest.raises(NotFoundError):
@@ -306,6 +322,78 @@ async def test_stopped_run_is_ended_by_the_next_service(make_world: MakeWorld, k
     assert stop_reason(await world.run(session, "Go on")) == "end_turn"
     assert [each.text.strip()[:2] for each in world.endpoint.conversations[-1].results[:1]] == ["42"]
     assert world.endpoint.refused == []
+
+
+async def test_sandbox_belongs_to_the_session_before_its_first_use(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(lambda _: FOREVER)
+    session = await world.session()
+    await world.runtime.send(OPERATOR, session, "Wait")
+
+    async def has_sandbox() -> bool:
+        return (await at.node.agents.get_session(OPERATOR, session)).sandbox is not None
+
+    await until(has_sandbox)
+    assert kinds(await world.events(session)) == ["user.message", "status_running", "tool_use"]
+
+
+async def test_sandbox_that_a_killed_service_did_not_name_is_found(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(answer_results(COMPUTE))
+    session = await world.session()
+    await at.node.agents.begin_run(OPERATOR, session, [conversation.user_message("Hi")[0]], messages=[conversation.user_message("Hi")[1]])
+    lost = await at.node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base", metadata={SESSION: session}))
+    await world.runtime.start()
+    assert (await at.node.agents.get_session(OPERATOR, session)).sandbox == lost.id
+    assert stop_reason(await world.run(session, "Go on")) == "end_turn"
+    assert [each.id for each in at.sandboxes.list(OPERATOR)] == [lost.id]
+
+
+async def test_lost_run_is_left_for_the_next_start_if_the_extra_is_missing(
+    make_world: MakeWorld, at: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = make_world(lambda _: Hang())
+    session = await world.session()
+    await world.runtime.send(OPERATOR, session, "Wait")
+    await world.runtime.aclose()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, conversation.__name__, None)
+        patch.delattr("sandlot.agents.service.conversation")
+        await world.start().start()
+    assert (await at.node.agents.get_session(OPERATOR, session)).status is SessionStatus.RUNNING
+    assert "extra `agents`" in capsys.readouterr().out
+    await world.start().start()
+    assert (await at.node.agents.get_session(OPERATOR, session)).status is SessionStatus.IDLE
+
+
+async def test_stored_conversation_that_cannot_be_read_does_not_keep_the_service_from_starting(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(lambda _: Say("Hello."))
+    broken, sound = await world.session(), await world.session()
+    for session, message in ((broken, "{"), (sound, conversation.user_message("Hi")[1])):
+        await at.node.agents.begin_run(OPERATOR, session, [], messages=[message])
+    await world.runtime.start()
+    assert (await at.node.agents.get_session(OPERATOR, sound)).status is SessionStatus.IDLE
+
+
+@pytest.mark.parametrize("step, during", [(FOREVER, "agent.tool_use"), (Hang(), "session.status_running")], ids=["tool", "model"])
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+async def test_end_of_a_key_ends_its_run(make_world: MakeWorld, at: Bench, step: Step, during: str, end: str) -> None:
+    world = make_world(lambda _: step)
+    alice = await new_key(at)
+    session = await world.session(alice)
+    begun = await world.runtime.send(alice, session, "Wait")
+    await world.until(session, during)
+    if end == "expired":
+        await at.node.keys.update(OPERATOR, alice.owner, KeyChange(expires_at=datetime(2000, 1, 1, tzinfo=UTC)))
+    else:
+        await at.node.keys.revoke(OPERATOR, alice.owner)
+    await world.runtime.wait(begun.id)
+    events = await world.events(session)
+    (failure,) = [each.data["error"] for each in events if each.type == "session.error"]
+    assert end in failure["message"]
+    assert failure["retry_status"] == {"type": "terminal"}
+    assert (await at.node.agents.get_session(OPERATOR, session)).status is SessionStatus.IDLE
+    # A request that was admitted just before the end of the key:
+    events = await world.run(session, "Go on", alice)
+    assert kinds(events) == ["user.message", "status_running", "error", "status_idle"]
 
 
 async def test_images_become_files_of_the_session(make_world: MakeWorld, kind: ModelKind, at: Bench) -> None:
