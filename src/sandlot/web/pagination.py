@@ -4,9 +4,33 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.repositories import Position
+from sandlot.model.streams import Page
+
+
+class Listed(Protocol):
+    """An item of a list that is ordered by time."""
+
+    @property
+    def created_at(self) -> datetime:
+        """Time by which the list is ordered."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Id, by which items of the same time are ordered."""
+        ...
+
+
+ListedT = TypeVar("ListedT", bound=Listed)
+
+
+def next_cursor(page: Page[ListedT]) -> str | None:
+    """Return the cursor of the page after a page; None after the last page."""
+    return encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
 
 
 def encode_cursor(position: Position) -> str:

@@ -8,8 +8,8 @@ import pytest
 
 from sandlot.model.errors import NotFoundError, UnavailableError
 from sandlot.sdk import AsyncClient, Client
-from sandlot.sdk._async import events as async_events
-from sandlot.sdk._sync import events as sync_events
+from sandlot.sdk._async import transport as async_transport
+from sandlot.sdk._sync import transport as sync_transport
 from tests.unit.sdk.scripted import Reply, Script, events, problem
 
 AT = "2026-01-01T00:00:00Z"
@@ -34,7 +34,7 @@ ASKED = ["", "after=4", "after=6", "after=6"]
 
 
 def test_cut_event_stream_is_continued(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
+    monkeypatch.setattr(sync_transport, "FOLLOW_WAIT_S", 0)
     service.say(*STREAMS)
     follower = client.events.follow()
     assert [next(follower).sequence for _ in range(3)] == [5, 6, 7]
@@ -42,7 +42,7 @@ def test_cut_event_stream_is_continued(service: Script, client: Client, monkeypa
 
 
 async def test_async_cut_event_stream_is_continued(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_events, "RECONNECT_WAIT_S", 0)
+    monkeypatch.setattr(async_transport, "FOLLOW_WAIT_S", 0)
     service.say(*STREAMS)
     async with AsyncClient(url=service.url) as client:
         follower = client.events.follow()
@@ -51,11 +51,11 @@ async def test_async_cut_event_stream_is_continued(service: Script, monkeypatch:
 
 
 def test_event_stream_ends_after_too_many_failed_attempts(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_events, "RECONNECT_WAIT_S", 0)
+    monkeypatch.setattr(sync_transport, "FOLLOW_WAIT_S", 0)
     service.say(problem(503, "service_unavailable", retryable=False))
     with pytest.raises(UnavailableError):
         next(client.events.follow(after=3))
-    assert len(service.seen) == sync_events.MAX_TRIES + 1
+    assert len(service.seen) == sync_transport.FOLLOW_TRIES + 1
 
 
 def test_events_are_listed_newest_first_and_iterated_oldest_first(service: Script, client: Client) -> None:

@@ -22,7 +22,6 @@ from sandlot.compat.sandbase import agent_objects, operations, translate
 from sandlot.compat.vendor import not_supported
 from sandlot.model.agents import MOST_OPEN_NETWORK, AgentChange, AgentConfig, AgentEventRecord, AgentSessionRecord, SessionEnvironment
 from sandlot.model.errors import InvalidRequestError, NotFoundError
-from sandlot.model.repositories import Position
 from sandlot.web import pagination, streaming
 from sandlot.web.dependencies import cancel_on_disconnect, get_node, get_principal
 from sandlot.web.json_body import JsonRoute
@@ -154,8 +153,7 @@ async def list_agents(query: Annotated[AgentPageQuery, Query()], request: Reques
     page = await get_node(request).agents.list(
         get_principal(request), archived=query.include_archived, before=pagination.decode_cursor(query.page), limit=query.limit
     )
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return e2b_json_response({"data": [agent_objects.agent_object(each) for each in page.items], "next_page": following})
+    return e2b_json_response({"data": [agent_objects.agent_object(each) for each in page.items], "next_page": pagination.next_cursor(page)})
 
 
 @routes.get("/agents/{agent}")
@@ -215,8 +213,7 @@ async def list_sessions(query: Annotated[AgentPageQuery, Query()], request: Requ
     page = await get_node(request).agents.list_sessions(
         get_principal(request), agent=query.agent_id, before=pagination.decode_cursor(query.page), limit=query.limit
     )
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return e2b_json_response({"data": [await _session(request, each) for each in page.items], "next_page": following})
+    return e2b_json_response({"data": [await _session(request, each) for each in page.items], "next_page": pagination.next_cursor(page)})
 
 
 @routes.get("/sessions/{session}")

@@ -5,16 +5,11 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator
 
-from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.events import EventInfo
-
-RECONNECT_WAIT_S = 1.0
-MAX_TRIES = 10
-"""Attempts to continue a broken stream that receive no event."""
 
 
 class AsyncEvents:
@@ -54,21 +49,9 @@ class AsyncEvents:
         Raises:
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        seen, tries = after, 0
-        while True:
-            try:
-                params = requests.omit_none(after=seen, sandbox=sandbox)
-                async with self._transport.event_stream("GET", "/v1/events", params=params) as stream:
-                    async for message in stream:
-                        tries = 0
-                        if message.name == "position":
-                            seen = int(message.data["after"])
-                        else:
-                            event = structure(EventInfo, message.data)
-                            seen = event.sequence
-                            yield event
-            except UnavailableError:
-                tries += 1
-                if tries > MAX_TRIES:
-                    raise
-            await backend.sleep(RECONNECT_WAIT_S)
+        messages = self._transport.follow("/v1/events", after=after, params={"sandbox": sandbox})
+        try:
+            async for message in messages:
+                yield structure(EventInfo, message.data)
+        finally:
+            await messages.aclose()

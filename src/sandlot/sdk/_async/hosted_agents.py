@@ -6,7 +6,6 @@ import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
@@ -14,9 +13,6 @@ from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.agents import SANDBOX_TOOLS, AgentEventInfo, AgentInfo, AgentSessionInfo
 
 EVENTS_PAGE = 1000
-RECONNECT_WAIT_S = 1.0
-MAX_TRIES = 10
-"""Attempts to continue a broken stream that receive no event."""
 
 
 class AsyncAgents:
@@ -253,22 +249,14 @@ class AsyncAgentSessions:
             NotFoundError: ``session_not_found``.
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        seen, tries = after, 0
-        while True:
-            try:
-                async with self._transport.event_stream("GET", f"{_path(session)}/events", params={"after": seen}) as stream:
-                    async for message in stream:
-                        tries = 0
-                        event = structure(AgentEventInfo, message.data)
-                        seen = event.sequence
-                        yield event
-                        if until_idle and event.type == "session.status_idle":
-                            return
-            except UnavailableError:
-                tries += 1
-                if tries > MAX_TRIES:
-                    raise
-            await backend.sleep(RECONNECT_WAIT_S)
+        messages = self._transport.follow(f"{_path(session)}/events", after=after, params={})
+        try:
+            async for message in messages:
+                yield structure(AgentEventInfo, message.data)
+                if until_idle and message.name == "session.status_idle":
+                    return
+        finally:
+            await messages.aclose()
 
 
 def _path(session: str) -> str:

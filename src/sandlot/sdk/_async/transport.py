@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from sandlot import __version__
-from sandlot.model.errors import ConflictError, ErrorCode, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, SandlotError, UnavailableError
 from sandlot.sdk import local_service, requests, responses, retries
 from sandlot.sdk._async import backend
 from sandlot.sdk.config import Target
@@ -26,6 +26,10 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 """Seconds for which the service may be silent during a call; event streams carry a comment every 15 s."""
+FOLLOW_WAIT_S = 1.0
+"""Seconds until a broken stream is continued."""
+FOLLOW_TRIES = 10
+"""Attempts to continue a broken stream that receive no event."""
 
 
 class AsyncTransport:
@@ -145,6 +149,35 @@ class AsyncTransport:
         """
         async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
             yield AsyncEventStream(self.target, response)
+
+    async def follow(self, path: str, *, after: int | None, params: Mapping[str, Any]) -> AsyncGenerator[Event]:
+        """Iterate over an endless event stream whose events have sequence numbers. A broken stream is continued without a gap.
+
+        Args:
+            path: Path of the stream.
+            after: Start with the events that have a larger ``sequence``. None: the server chooses the start, and sends it as the event ``position``.
+            params: Further parameters of the request.
+
+        Raises:
+            SandlotError: The service refused the request.
+            UnavailableError: The service cannot be reached, also after ``FOLLOW_TRIES`` attempts.
+        """
+        seen, tries = after, 0
+        while True:
+            try:
+                async with self.event_stream("GET", path, params=requests.omit_none(**params, after=seen)) as stream:
+                    async for message in stream:
+                        tries = 0
+                        if message.name == "position":
+                            seen = int(message.data["after"])
+                        else:
+                            seen = int(message.data["sequence"])
+                            yield message
+            except UnavailableError:
+                tries += 1
+                if tries > FOLLOW_TRIES:
+                    raise
+            await backend.sleep(FOLLOW_WAIT_S)
 
     @asynccontextmanager
     async def stream(

@@ -6,16 +6,11 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator
 
-from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
 from sandlot.sdk.converter import structure
 from sandlot.sdk.models.events import EventInfo
-
-RECONNECT_WAIT_S = 1.0
-MAX_TRIES = 10
-"""Attempts to continue a broken stream that receive no event."""
 
 
 class Events:
@@ -55,21 +50,9 @@ class Events:
         Raises:
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        seen, tries = after, 0
-        while True:
-            try:
-                params = requests.omit_none(after=seen, sandbox=sandbox)
-                with self._transport.event_stream("GET", "/v1/events", params=params) as stream:
-                    for message in stream:
-                        tries = 0
-                        if message.name == "position":
-                            seen = int(message.data["after"])
-                        else:
-                            event = structure(EventInfo, message.data)
-                            seen = event.sequence
-                            yield event
-            except UnavailableError:
-                tries += 1
-                if tries > MAX_TRIES:
-                    raise
-            backend.sleep(RECONNECT_WAIT_S)
+        messages = self._transport.follow("/v1/events", after=after, params={"sandbox": sandbox})
+        try:
+            for message in messages:
+                yield structure(EventInfo, message.data)
+        finally:
+            messages.close()

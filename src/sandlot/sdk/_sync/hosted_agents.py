@@ -7,7 +7,6 @@ import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sandlot.model.errors import UnavailableError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
@@ -15,9 +14,6 @@ from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.agents import SANDBOX_TOOLS, AgentEventInfo, AgentInfo, AgentSessionInfo
 
 EVENTS_PAGE = 1000
-RECONNECT_WAIT_S = 1.0
-MAX_TRIES = 10
-"""Attempts to continue a broken stream that receive no event."""
 
 
 class Agents:
@@ -254,22 +250,14 @@ class AgentSessions:
             NotFoundError: ``session_not_found``.
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        seen, tries = after, 0
-        while True:
-            try:
-                with self._transport.event_stream("GET", f"{_path(session)}/events", params={"after": seen}) as stream:
-                    for message in stream:
-                        tries = 0
-                        event = structure(AgentEventInfo, message.data)
-                        seen = event.sequence
-                        yield event
-                        if until_idle and event.type == "session.status_idle":
-                            return
-            except UnavailableError:
-                tries += 1
-                if tries > MAX_TRIES:
-                    raise
-            backend.sleep(RECONNECT_WAIT_S)
+        messages = self._transport.follow(f"{_path(session)}/events", after=after, params={})
+        try:
+            for message in messages:
+                yield structure(AgentEventInfo, message.data)
+                if until_idle and message.name == "session.status_idle":
+                    return
+        finally:
+            messages.close()
 
 
 def _path(session: str) -> str:

@@ -11,11 +11,9 @@ from pydantic import Field
 
 from sandlot.agents.service.dependencies import get_agents
 from sandlot.model.agents import AgentEventRecord, AgentSessionRecord, SessionEnvironment
-from sandlot.model.errors import InvalidRequestError
 from sandlot.model.network import NetworkMode
-from sandlot.model.repositories import Position
 from sandlot.model.specs import MAX_TIMEOUT_S
-from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, Problem, documented_response
+from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, Problem, documented_response, sequence_number
 from sandlot.web import pagination, streaming
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.json_body import JsonRoute
@@ -185,8 +183,6 @@ class InterruptAgentResponse(ResponseModel):
 
 AGENT_EVENTS: EventTable = {**dict.fromkeys(EVENT_TYPES, AgentEventResponse), "failure": Problem}
 
-_MAX_DIGITS = 9
-
 router = APIRouter(prefix="/v1/agent-sessions", tags=["agent_sessions"], route_class=JsonRoute)
 
 
@@ -204,8 +200,9 @@ async def list_sessions(query: Annotated[AgentSessionsQuery, Query()], request: 
     page = await get_node(request).agents.list_sessions(
         get_principal(request), agent=query.agent, before=pagination.decode_cursor(query.cursor), limit=query.limit
     )
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(AgentSessionsResponse(sessions=[AgentSessionResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(
+        AgentSessionsResponse(sessions=[AgentSessionResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page))
+    )
 
 
 @router.get("/{session}", responses=documented_response(AgentSessionResponse, "The session."))
@@ -256,7 +253,8 @@ async def list_events(
     """List or follow the events of a session. A stream begins after `after` and ends when the session is deleted."""
     principal, agents = get_principal(request), get_node(request).agents
     if streaming.accepts_events(request):
-        stream = await agents.follow_events(principal, session, after=query.after if last_event_id is None else _number(last_event_id))
+        after = query.after if last_event_id is None else sequence_number(last_event_id, "Last-Event-ID", max_digits=9)
+        stream = await agents.follow_events(principal, session, after=after)
         return streaming.event_response(request, _feed(stream), stream.aclose)
     page = await agents.events(principal, session, after=query.after, limit=query.limit)
     return json_response(AgentEventsResponse(events=[AgentEventResponse.of(record) for record in page.items], more=page.more))
@@ -265,13 +263,3 @@ async def list_events(
 async def _feed(records: AsyncIterator[AgentEventRecord]) -> AsyncIterator[streaming.StreamEvent]:
     async for record in records:
         yield streaming.StreamEvent(record.type, AgentEventResponse.of(record).model_dump(mode="json"), record.sequence)
-
-
-def _number(last_event_id: str) -> int:
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) <= _MAX_DIGITS):
-        raise InvalidRequestError(
-            f"`Last-Event-ID` is {last_event_id[:32]!r}, which is no number of an event.",
-            hint="Send the `id` of the last received event.",
-            fields={"field": "Last-Event-ID"},
-        )
-    return int(last_event_id)

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from sandlot.agents.service.dependencies import get_agents
 from sandlot.model.agents import AgentChange, AgentConfig, AgentRecord
-from sandlot.model.repositories import Position
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
 from sandlot.web.dependencies import get_node, get_principal
@@ -123,8 +122,7 @@ async def list_agents(query: Annotated[AgentsQuery, Query()], request: Request) 
     page = await get_node(request).agents.list(
         get_principal(request), archived=query.archived, before=pagination.decode_cursor(query.cursor), limit=query.limit
     )
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(AgentsResponse(agents=[AgentResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(AgentsResponse(agents=[AgentResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page)))
 
 
 @router.get("/{agent}", responses=documented_response(AgentResponse, "The agent."))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request
 from pydantic import BaseModel, Field
 
-from sandlot.model.errors import ErrorCode
+from sandlot.model.errors import ErrorCode, InvalidRequestError
 from sandlot.model.faults import Fault
 from sandlot.model.specs import USER_PATTERN
 from sandlot.server.composition import RunningService
@@ -113,3 +113,23 @@ def _event_streams(events: EventTable) -> dict[str, Any]:
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "required": ["event", "data"], "properties": {"event": {"const": name}, "id": {"type": "string"}, "data": data}}
+
+
+def sequence_number(text: str, field: str, *, max_digits: int = 18) -> int:
+    """Return the sequence number of an event that a client sent back.
+
+    Args:
+        text: The number.
+        field: Name of the parameter or header.
+        max_digits: Number of digits that the column of the numbers holds.
+
+    Raises:
+        InvalidRequestError: The text is not a number, or is too long.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= max_digits):
+        raise InvalidRequestError(
+            f"`{field}` {text[:64]!r} is not the sequence number of an event.",
+            hint="Pass `next_cursor` of the previous page, or the `sequence` of an event.",
+            fields={"field": field},
+        )
+    return int(text)

@@ -13,7 +13,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EVENT_TYPES, EventRecord
-from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
+from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response, sequence_number
 from sandlot.web import streaming
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.json_body import JsonRoute
@@ -80,8 +80,6 @@ SANDBOX_EVENTS: EventTable = {"position": PositionEvent, **dict.fromkeys(EVENT_T
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=JsonRoute)
 
-_MAX_DIGITS = 18
-
 
 @router.get(
     "/events",
@@ -102,7 +100,7 @@ async def list_events(
             raise InvalidRequestError(
                 "`order=desc` cannot be combined with `after` or with a stream.", hint="Omit `order`.", fields={"field": "order"}
             )
-        before = None if query.cursor is None else _number(query.cursor, "cursor")
+        before = None if query.cursor is None else sequence_number(query.cursor, "cursor")
         latest = await history.latest_events(principal, sandbox=sandbox, before=before, limit=query.limit)
         return json_response(
             EventsResponse(
@@ -111,9 +109,9 @@ async def list_events(
                 last=latest.items[0].sequence if latest.items else 0,
             )
         )
-    after = query.after if query.cursor is None else _number(query.cursor, "cursor")
+    after = query.after if query.cursor is None else sequence_number(query.cursor, "cursor")
     if streaming.accepts_events(request):
-        start = after if last_event_id is None else _number(last_event_id, "Last-Event-ID")
+        start = after if last_event_id is None else sequence_number(last_event_id, "Last-Event-ID")
         begin = await history.last_sequence() if start is None else start
         stream = await history.follow_events(principal, sandbox=sandbox, after=begin)
         return streaming.event_response(request, _feed(begin, stream), stream.aclose)
@@ -129,13 +127,3 @@ async def _feed(begin: int, records: AsyncIterator[EventRecord]) -> AsyncIterato
     yield streaming.StreamEvent("position", {"after": begin}, begin)
     async for record in records:
         yield streaming.StreamEvent(record.event.type, EventResponse.of(record).model_dump(mode="json"), record.sequence)
-
-
-def _number(text: str, field: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise InvalidRequestError(
-            f"`{field}` {text[:64]!r} is not the sequence number of an event.",
-            hint="Pass `next_cursor` of the previous page, or the `sequence` of an event.",
-            fields={"field": field},
-        )
-    return int(text)

@@ -14,7 +14,6 @@ from sandlot.model.faults import Fault
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import ExecutionRecord
-from sandlot.model.repositories import Position
 from sandlot.server.v1.code import CodeErrorResponse, DisplayResponse
 from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response
 from sandlot.server.v1.processes import StreamName
@@ -255,5 +254,6 @@ async def _executions(request: Request, query: ExecutionsQuery) -> Response:
     sandbox = None if query.sandbox is None else SandboxId(query.sandbox)
     before = pagination.decode_cursor(query.cursor)
     page = await get_node(request).history.executions(get_principal(request), sandbox=sandbox, before=before, limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(ExecutionsResponse(executions=[ExecutionResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(
+        ExecutionsResponse(executions=[ExecutionResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page))
+    )

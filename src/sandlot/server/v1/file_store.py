@@ -12,7 +12,6 @@ from pydantic import Field
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
-from sandlot.model.repositories import Position
 from sandlot.model.specs import User
 from sandlot.server.v1.common import PROBLEM, Cursor, SandboxPath, UserName, documented_response, raw_body
 from sandlot.server.v1.files import FileEntryResponse
@@ -128,8 +127,9 @@ async def upload(query: Annotated[UploadFileQuery, Query()], request: Request) -
 async def list_files(query: Annotated[StoredFilesQuery, Query()], request: Request) -> Response:
     """List stored files of the caller, newest first; operators get those of all keys."""
     page = await get_node(request).file_store.page(get_principal(request), before=pagination.decode_cursor(query.cursor), limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(StoredFilesResponse(files=[StoredFileResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(
+        StoredFilesResponse(files=[StoredFileResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page))
+    )
 
 
 @router.get("/v1/files/{file}", responses=documented_response(StoredFileResponse, "The stored file."))

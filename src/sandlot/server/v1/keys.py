@@ -12,7 +12,6 @@ from pydantic import AwareDatetime, Field
 from sandlot.model.access import UNBOUNDED, KeyFormat, KeyUsage, Principal, Quota
 from sandlot.model.network import NetworkMode
 from sandlot.model.records import KeyChange, KeyRecord
-from sandlot.model.repositories import Position
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.web import pagination
@@ -256,8 +255,7 @@ async def create(body: CreateKeyRequest, request: Request) -> Response:
 async def list_keys(query: Annotated[KeysQuery, Query()], request: Request) -> Response:
     """List the keys that are not revoked, expired keys included, without their secrets. Operators only."""
     page = await get_node(request).keys.list(get_principal(request), after=pagination.decode_cursor(query.cursor), limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(KeysResponse(keys=[KeyResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(KeysResponse(keys=[KeyResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page)))
 
 
 @router.get("/current", responses=documented_response(CurrentKeyResponse, "The current key."))

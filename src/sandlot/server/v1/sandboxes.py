@@ -15,7 +15,6 @@ from sandlot.model.ids import SandboxId
 from sandlot.model.network import MAX_ENTRIES, NetworkMode, NetworkPolicy, network_entries
 from sandlot.model.ports import Exit
 from sandlot.model.previews import DEFAULT_PREVIEW_LIFETIME_S
-from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import (
     AUTO,
     ENDED,
@@ -518,8 +517,9 @@ async def list_sandboxes(query: Annotated[SandboxesQuery, Query()], request: Req
     """List sandboxes of the caller; operators get those of all keys."""
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).sandboxes.list(get_principal(request), query.filter(), after=after, limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(SandboxesResponse(sandboxes=[SandboxResponse.of(sandbox) for sandbox in page.items], next_cursor=following))
+    return json_response(
+        SandboxesResponse(sandboxes=[SandboxResponse.of(sandbox) for sandbox in page.items], next_cursor=pagination.next_cursor(page))
+    )
 
 
 @router.get("/{sandbox}", responses=documented_response(SandboxResponse, "The sandbox."))

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
 from sandlot.server.v1.common import PROBLEM, Cursor, documented_response
 from sandlot.server.v1.sandboxes import LimitsResponse, NetworkResponse
@@ -108,8 +107,9 @@ async def list_snapshots(query: Annotated[SnapshotsQuery, Query()], request: Req
     """List snapshots of the caller; operators get those of all keys."""
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).snapshots.list(get_principal(request), after=after, limit=query.limit)
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(SnapshotsResponse(snapshots=[SnapshotResponse.of(record) for record in page.items], next_cursor=following))
+    return json_response(
+        SnapshotsResponse(snapshots=[SnapshotResponse.of(record) for record in page.items], next_cursor=pagination.next_cursor(page))
+    )
 
 
 @router.get("/v1/snapshots/{snapshot}", responses=documented_response(SnapshotResponse, "The snapshot."))

@@ -232,7 +232,7 @@ async def test_interrupt_ends_a_request_to_the_model(make_world: MakeWorld, kind
     await until(lambda: bool(world.endpoint.conversations))
     assert world.runtime.is_running  # keeps a local service from ending because it has no sandboxes
     assert await world.runtime.interrupt(OPERATOR, session)
-    assert not world.runtime.is_running
+    await until(lambda: not world.runtime.is_running)
     assert kinds(await world.events(session)) == ["user.message", "status_running", "user.interrupt", "status_idle"]
     assert stop_reason(await world.run(session, "Again")) == "end_turn"
 

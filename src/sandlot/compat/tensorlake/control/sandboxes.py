@@ -28,7 +28,6 @@ from sandlot.compat.tensorlake.control.schemas import (
 )
 from sandlot.compat.tensorlake.translate import milliseconds
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
-from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ENDED, ForkParams, SandboxFilter, SandboxInfo
 from sandlot.model.states import State
 from sandlot.web import pagination
@@ -128,8 +127,9 @@ async def list_archived_sandboxes(query: Annotated[ArchivedQuery, Query()], requ
         raise InvalidRequestError("Pages can only be read forward.", hint="Store the cursors of earlier pages.", fields={"field": "direction"})
     after = pagination.decode_cursor(query.cursor)
     page = await get_node(request).sandboxes.list(get_principal(request), SandboxFilter(states=ENDED), after=after, limit=query.limit)
-    cursor = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(ArchivedListResponse(sandboxes=[_archived_sandbox(request, sandbox) for sandbox in page.items], next_cursor=cursor))
+    return json_response(
+        ArchivedListResponse(sandboxes=[_archived_sandbox(request, sandbox) for sandbox in page.items], next_cursor=pagination.next_cursor(page))
+    )
 
 
 @CONTROL.route("GET", f"{_ARCHIVED}/{{archived}}")
