@@ -23,6 +23,7 @@ from tests.support.until import until
 from tests.unit.agents.service.conftest import MakeWorld, World, answer_results, in_turn
 
 COMPUTE = Call("run_code", {"code": "x = 6 * 7\nprint(x)"})
+MANY = AgentLimits(runs_per_key=10)
 FOREVER = Call("run_command", {"command": "sleep 1000"})
 
 
@@ -261,6 +262,21 @@ async def test_runs_of_a_key_and_of_the_node_are_limited(make_world: MakeWorld, 
     assert (await world.at.node.agents.get_session(OPERATOR, sessions[2])).status is SessionStatus.IDLE
     await world.runtime.interrupt(OPERATOR, sessions[0])
     await world.runtime.send(OPERATOR, sessions[2], "Hi")
+
+
+async def test_ten_sessions_at_once_have_a_sandbox_each(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(lambda conversation: Say(conversation.results[-1].text) if conversation.results else echo(conversation), limits=MANY)
+    sessions = [await world.session() for _ in range(10)]
+    runs = await asyncio.gather(*(world.run(session, f"number {number}") for number, session in enumerate(sessions)))
+    for number, events in enumerate(runs):
+        assert texts(events, "agent.message")[0].strip().startswith(f"number {number}")
+        assert stop_reason(events) == "end_turn"
+    assert len(at.sandboxes.list(OPERATOR)) == 10
+
+
+def echo(conversation: Conversation) -> Step:
+    """Print the prompt in the sandbox."""
+    return Call("run_code", {"code": f"print({conversation.prompts[-1]!r})"})
 
 
 async def test_another_key_sees_and_sends_nothing(make_world: MakeWorld, at: Bench) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from sandlot.model.agents import AgentEventRecord
+from sandlot.model.ids import AgentSessionId
 from sandlot.server.settings import Settings
 from tests.support.http import events, problem
 from tests.support.scripted_model.endpoint import Endpoint, scripted_model
 from tests.support.scripted_model.steps import Call, Conversation, Hang, Say, Step
-from tests.support.service import bench, client, tcp_client
+from tests.support.service import Bench, bench, client, tcp_client
+from tests.support.until import until
 
 TOOLS = [{"type": "mcp", "server": "code-exec"}]
 AGENT = {"name": "Analyst", "model": "large", "system": "Be short.", "tools": TOOLS}
@@ -164,3 +168,38 @@ async def test_another_key_sees_nothing(tmp_path: Path, endpoint: Endpoint) -> N
             problem(await alice.get(f"{path}/events"), 404, "session_not_found")
             problem(await alice.post(f"{path}/messages", json={"content": "Hi"}), 404, "session_not_found")
             problem(await alice.get(f"/v1/agents/{agent}"), 404, "agent_not_found")
+
+
+async def test_slow_reader_of_events_takes_no_memory_and_holds_up_no_run(tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench(tmp_path / "data", settings(tmp_path, endpoint)) as at, client(at.service) as http:
+        await _read_slowly(at, http, monkeypatch)
+
+
+async def _read_slowly(at: Bench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = await session(http)
+    own = AgentSessionId(path.rpartition("/")[2])
+    count, large = 1000, [("agent.message", {"content": [{"type": "text", "text": "x" * 65536}]})]
+    for _ in range(count // 50):
+        await at.node.agents.append(own, large * 50)
+    read: dict[object, int] = {}
+    list_events = at.service.store.agents.list_events
+
+    async def note(session: AgentSessionId, *, after: int, limit: int) -> Sequence[AgentEventRecord]:
+        read[asyncio.current_task()] = after
+        return await list_events(session, after=after, limit=limit)
+
+    monkeypatch.setattr(at.service.store.agents, "list_events", note)
+    async with http.stream("GET", f"{path}/events", headers={"Accept": "text/event-stream"}) as slow:
+        await until(lambda: len(read) == 1)
+        (reader,) = read
+        assert (await http.post(f"{path}/messages", json={"content": "What is 6 * 7?"})).status_code == 202
+        found = await until_idle(http, path)  # reads all events, while the slow reader has read none
+        assert [event["sequence"] for event in found] == list(range(1, len(found) + 1))
+        assert read[reader] < count / 2
+        received = 0
+        async for _, data in events(slow):
+            received += 1
+            assert data["sequence"] == received
+            if data["type"] == "session.status_idle":
+                break
+    assert received == len(found) > count
