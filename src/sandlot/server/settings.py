@@ -32,6 +32,8 @@ from sandlot.egress.packages.config.values import ImageSource
 from sandlot.egress.policy.addresses import Network as AddressRange
 from sandlot.images.recipe import builtin
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.image_aliases import SYNTAX as ALIAS_SYNTAX
+from sandlot.model.image_aliases import ImageAlias, ImageAliases, parse_aliases
 from sandlot.model.network import NetworkMode
 from sandlot.model.sizes import parse_size
 from sandlot.model.specs import GIB, MIB
@@ -180,6 +182,13 @@ def _registries(value: object) -> tuple[ImageSource, ...]:
         raise _NotAllowedError(f"registries, separated by commas: {SYNTAX}. {error}") from None
 
 
+def _aliases(value: object) -> tuple[ImageAlias, ...]:
+    try:
+        return parse_aliases(_items(value))
+    except ValueError as error:
+        raise _NotAllowedError(f"aliases of images, separated by commas: {ALIAS_SYNTAX}. {error}") from None
+
+
 def _modes(value: object) -> tuple[NetworkMode, ...]:
     texts = [text.lower() for text in _items(value)]
     if not texts or not set(texts) <= set(NetworkMode):
@@ -256,6 +265,9 @@ class Settings:
         registries: Registries of images that templates and sandboxes with packages may use, such as ``docker.io`` or ``registry.example:5000``. They
             must speak TLS; ``http://127.0.0.1:5000`` allows plain HTTP. ``docker.io=mirror.example:5000/hub`` gets the images of ``docker.io`` from
             the repositories below ``hub`` of another registry. The logins of this machine are used. Default: none, and no image can be pulled.
+        image_aliases: Templates and images that stand for others in builds of templates: ``python:3.12=my-python``, ``node=mirror.example/node:*``
+            or ``debian=none``. An alias without a tag is for all tags. Default: ``python``, ``node``, ``debian``, ``ubuntu:22.04``, ``e2bdev/base``
+            and ``e2bdev/code-interpreter`` stand for built-in templates, unless ``docker.io`` is one of the registries.
         network_allowed: Network modes that create requests may choose: ``none``, ``packages``, ``allowlist`` and ``internet``. Default: all modes for
             operators and local services, and all but ``internet`` for API keys.
         network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
@@ -319,6 +331,7 @@ class Settings:
     packages_max_bytes: Annotated[int, _size(64 * MIB, 16 * 1024 * GIB)] = 10 * GIB
     packages_ttl_s: Annotated[float, _number(0.0, 30 * DAY_S)] = 1800.0
     registries: Annotated[tuple[ImageSource, ...], PlainValidator(_registries), NoDecode] = ()
+    image_aliases: Annotated[tuple[ImageAlias, ...], PlainValidator(_aliases), NoDecode] = ()
     network_allowed: Annotated[tuple[NetworkMode, ...] | None, PlainValidator(_modes), NoDecode] = None
     network_mbit: Annotated[int, _whole(0, 100_000)] = 0
     network_private: Annotated[tuple[AddressRange, ...], PlainValidator(_networks), NoDecode] = ()
@@ -374,6 +387,11 @@ class Settings:
     def packages(self) -> Path:
         """Folder of the package cache."""
         return self.cache_dir / "packages"
+
+    @property
+    def aliases(self) -> ImageAliases:
+        """Templates and images that stand for others in builds of templates."""
+        return ImageAliases(self.image_aliases, [source.name for source in self.registries])
 
     @property
     def allocates_disks(self) -> bool:

@@ -16,6 +16,7 @@ from sandlot.core.pools.models import PoolConfig, PoolSpec
 from sandlot.egress.packages.config.values import DOCKER_HUB, ImageSource
 from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.image_aliases import parse_aliases
 from sandlot.model.network import NetworkMode
 from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits, TemplateRef
@@ -92,6 +93,10 @@ VALUES: Mapping[str, tuple[str, Any]] = {
             ImageSource("127.0.0.1:5000", "http://127.0.0.1:5000"),
             ImageSource("ghcr.example", "https://mirror.example:5000", "hub"),
         ),
+    ),
+    "image_aliases": (
+        "python:3.12=my-python, node=mirror.example/node:*",
+        parse_aliases(["python:3.12=my-python", "node=mirror.example/node:*"]),
     ),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "agent_models": ("/etc/models.toml", Path("/etc/models.toml")),

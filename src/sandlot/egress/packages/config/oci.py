@@ -38,7 +38,7 @@ def parse_registries(items: Iterable[str]) -> tuple[ImageSource, ...]:
     found: dict[str, ImageSource] = {}
     for item in items:
         name, equals, target = item.rpartition("=")
-        source = _parse_source(name if equals else "", target)
+        source = _parse_source(name if equals else None, target)
         if source.name in found:
             raise ValueError(f"{source.name} is named twice")
         found[source.name] = source
@@ -87,13 +87,13 @@ def parse_sources(registries: Sequence[ImageSource], logins: Iterable[str], ca_f
     return OciSources(tuple(registries), Access(ca_files=ca_files, credentials=tuple(credentials.values())))
 
 
-def _parse_source(name: str, target: str) -> ImageSource:
+def _parse_source(name: str | None, target: str) -> ImageSource:
     scheme, mark, rest = target.rpartition("://")
     host, _, prefix = rest.partition("/")
     if (mark and scheme not in {"http", "https"}) or not is_registry(host) or not netloc_of(f"https://{host}"):
         raise ValueError(f"{target[:100]!r} is not {SYNTAX}")
-    if (prefix and not (name and is_repository(prefix))) or (name and not is_registry(name)):
-        raise ValueError(f"{f'{name}={target}'[:100]!r} is not {SYNTAX}")
+    if (prefix and not (name and is_repository(prefix))) or (name is not None and not is_registry(name)):
+        raise ValueError(f"{(target if name is None else f'{name}={target}')[:100]!r} is not {SYNTAX}")
     host = host.lower()
     if host == DEFAULT_REGISTRY and not mark:
         return ImageSource((name or host).lower(), DOCKER_HUB, prefix)
