@@ -34,12 +34,14 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Example -> locks in tests/environments with whose packages it runs. The oldest versions are the lower bounds of the extras in pyproject.toml."""
 
+VENDORS = ("agentsandbox", "e2b", "pandastack", "sandbase", "sandboxapi", "tensorlake")
+
 
 def parameters() -> Iterator[object]:
-    """Yield each page with its environments. Environments are created in ``scripts/soak`` only."""
+    """Yield each page with its environments. Pages with an environment, or with packages of a vendor, run in ``scripts/soak``."""
     for page in pages():
         for environment in ENVIRONMENTS.get(page.path.stem, (DEVELOPMENT,)):
-            is_soak = environment != DEVELOPMENT or page.path.name.startswith("move-from-")
+            is_soak = environment != DEVELOPMENT or page.path.stem.removeprefix("move-from-") in VENDORS
             name = f"{page.name}-{environment}" if environment else page.name
             yield pytest.param(page, environment, id=name, marks=pytest.mark.soak if is_soak else pytest.mark.slow)
 
@@ -52,6 +54,7 @@ OUTPUT = {
 SUM = "print(sum(range(101)))"
 CALLS: Mapping[str, Mapping[str, str]] = {
     "run_code": {"code": SUM},
+    "execute_python": {"code": SUM},
     "python_exec": {"code": SUM},
     "execute": {"command": f"python3 -c '{SUM}'"},
     "bash": {"command": f"python3 -c '{SUM}'"},
