@@ -51,11 +51,23 @@ async def process(http: httpx.AsyncClient, sandbox: str) -> Any:  # noqa: ANN401
     return (await http.post(f"/v1/sandboxes/{sandbox}/processes", json={"command": "cat", "stdin_open": True, "background": True})).json()
 
 
+DIGEST = "0" * 64
+"""Hash of files that nobody has uploaded."""
+
+
+async def template(owner: httpx.AsyncClient) -> dict[str, str]:
+    """Ids of a template and of a build that waits."""
+    made = (await owner.post("/e2b/v3/templates", json={"name": "mine"})).json()
+    return {"template": made["templateID"], "build": made["buildID"]}
+
+
 async def in_e2b(owner: httpx.AsyncClient) -> dict[str, str]:
     sandbox = await made(owner, "/e2b/v2/sandboxes", {"templateID": "base", "timeout": 600}, "sandboxID")
     await inside(owner, sandbox)
     headers = {"E2b-Sandbox-Id": sandbox}
     return {
+        **await template(owner),
+        "digest": DIGEST,
         "sandbox": sandbox,
         "context": await made(owner, "/e2b/contexts", {}, "id", headers=headers),
         "pid": str((await process(owner, sandbox))["pid"]),
@@ -135,6 +147,8 @@ E2B = {
     "POST /e2b/sandboxes/{sandbox}/fork": Asked({}),
     "POST /e2b/sandboxes/{sandbox}/pause": Asked({}, last=True),
     "PUT /e2b/sandboxes/{sandbox}/network": Asked({}),
+    "POST /e2b/v2/templates/{template}/builds/{build}": Asked({"fromTemplate": "base"}, last=True),
+    "DELETE /e2b/templates/{template}": LAST,
     "DELETE /e2b/contexts/{context}": LAST,
     "DELETE /e2b/sandboxes/{sandbox}": LAST,
     "POST /e2b/execute": Asked({"code": "1"}),
@@ -255,7 +269,7 @@ DOORS: Mapping[str, Rows] = {
         in_e2b,
         ("/e2b", "/files"),
         E2B,
-        nobodys=r"/e2b/(v2/)?templates/.*|/e2b/secrets.*|/e2b/volumes.*",
+        nobodys=r"/e2b/secrets.*|/e2b/volumes.*",
         by_header=(("/files", *(f"/e2b/{each}" for each in INSIDE_E2B)), "E2b-Sandbox-Id"),
     ),
     "pandastack": Rows(in_pandastack, ("/pandastack",), PANDASTACK, nobodys=r"/pandastack/v1/templates/.*"),

@@ -12,7 +12,9 @@ from sandlot import __version__
 from sandlot.agents.service.limits import AgentLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.runtime import AgentRuntime
+from sandlot.builds.uploads import Uploads
 from sandlot.compat.vendor import PrefixRouter
+from sandlot.core.ports import SystemClock
 from sandlot.mcp.http import McpEndpoint, McpService
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
@@ -115,6 +117,7 @@ def create_app(
     app.state.node = service.node
     app.state.previews = preview_addresses
     app.state.agents = runtime or AgentRuntime(service.node, Models({}), AgentLimits(), preview_addresses)
+    app.state.uploads = Uploads(service.settings.build_uploads, SystemClock(), max_bytes=service.settings.upload_max_bytes)
     app.state.mcp = McpService(service.stop, service.settings.mcp_allowed_hosts)
     app.state.json_parser = JsonParser()
     app.add_middleware(

@@ -50,10 +50,15 @@ STREAMED = {
     ("POST", "/tensorlake/sbx/{sandbox}/api/v1/processes/{process}/stdin"),
     ("PUT", "/api/v1/files"),
     ("POST", "/api/v1/processes/{process}/stdin"),
+    ("PUT", "/e2b/builds/uploads"),
+    ("POST", "/pandastack/v1/templates/build"),
+    ("PUT", "/tensorlake/images/v4/uploads"),
 }
 """Methods and paths that take uploads; no others do."""
-STORED = {("POST", "/v1/files"), ("POST", "/agentsandbox/v1/files")}
-"""Methods and paths that take uploads for the file store. All other uploads go to a sandbox and have no limit."""
+BUILD_UPLOADS = {("PUT", "/e2b/builds/uploads"), ("PUT", "/tensorlake/images/v4/uploads")}
+"""Methods and paths that take archives for builds. Their URLs are signed."""
+STORED = {("POST", "/v1/files"), ("POST", "/agentsandbox/v1/files"), ("POST", "/pandastack/v1/templates/build"), *BUILD_UPLOADS}
+"""Methods and paths that take uploads for the file store and for builds. All other uploads go to a sandbox and have no limit."""
 
 CHUNK = bytes(MIB)
 
@@ -154,8 +159,8 @@ async def test_endless_body_is_read_up_to_its_limit_on_every_route(app: Any, api
 async def test_body_without_a_valid_key_is_not_read_on_any_route(app: Any, api: str) -> None:  # noqa: ANN401 - as above
     for entry in APIS[api]:
         for method, path in ((method, path) for method in sorted(entry.methods) for path in paths([entry.path])):
-            if path == SIGNED_PATH:
-                continue  # it has a signature instead of a key, and every one is valid here
+            if path == SIGNED_PATH or (method, path) in BUILD_UPLOADS:
+                continue  # it has a signature instead of a key
             for key in ({}, {b"x-api-key": b"unknown"}):
                 client = EndlessClient(method, path, {b"content-length": b"%d" % (64 * MIB), **key}, is_owner=False)
                 await app(client.scope, client.receive, client.send)

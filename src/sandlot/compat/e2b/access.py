@@ -34,6 +34,8 @@ FILES: Final = "/files"
 
 SANDBOX, PORT = "e2b-sandbox-id", "e2b-sandbox-port"
 TOKENS: Final = ("x-access-token", "e2b-traffic-access-token")
+UPLOADS: Final = "/builds/uploads"
+"""Path of archives for builds, below the prefix. A request has a signed query in place of an API key."""
 
 INSIDE: Final = ("health", "files", "execute", "contexts", "process.Process", "filesystem.Filesystem")
 """First path segments, below the prefix, of calls to the inside of a sandbox."""
@@ -63,7 +65,10 @@ async def authenticate(scope: Mapping[str, Any], node: Node) -> Principal | None
 
     Raises:
         AuthenticationError: The signature of the URL is invalid or expired.
+        ForbiddenError: The link of an upload is invalid or expired.
     """
+    if scope["path"] == PREFIX + UPLOADS:
+        return node.tokens.principal_of_upload(scope["query_string"])[0]
     if not is_inside(scope["path"]):
         return None
     headers: dict[bytes, bytes] = dict(scope["headers"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from sandlot.compat.e2b.control import history, sandboxes, snapshots, templates
+from sandlot.compat.e2b.control import builds, history, sandboxes, snapshots, templates
 from sandlot.compat.e2b.envd import routes as envd
 from sandlot.compat.e2b.interpreter import routes as interpreter
 from sandlot.compat.vendor import not_supported
@@ -13,21 +13,13 @@ from sandlot.web.json_body import JsonRoute
 router = APIRouter(route_class=JsonRoute)
 root_router = envd.root_router
 
-_BUILDS = "Install packages in a sandbox and take a snapshot, which can be used like a template. Templates are built by the operator."
+_BUILDS = "Update the client: e2b 2.0 and newer send the steps of a build instead of a Dockerfile."
 _VOLUMES = "Create volumes with Sandlot's own API (POST /v1/volumes), and attach them with volume_mounts."
 _SECRETS = "Pass secrets to the sandbox as envs."
 _TEAMS = "There are no teams: everything belongs to the API key."
 
 for _method, _path, _hint in (
-    ("POST", "/v3/templates", _BUILDS),
-    ("POST", "/v2/templates", _BUILDS),
     ("POST", "/templates", _BUILDS),
-    ("GET", "/templates/{template}/files/{digest}", _BUILDS),
-    ("POST", "/v2/templates/{template}/builds/{build}", _BUILDS),
-    ("GET", "/templates/{template}/builds/{build}/status", _BUILDS),
-    ("POST", "/templates/tags", _BUILDS),
-    ("DELETE", "/templates/tags", _BUILDS),  # before "/templates/{template}"
-    ("GET", "/templates/{template}/tags", _BUILDS),
     ("GET", "/volumes", _VOLUMES),
     ("POST", "/volumes", _VOLUMES),
     ("GET", "/volumes/{volume}", _VOLUMES),
@@ -41,5 +33,5 @@ for _method, _path, _hint in (
 ):
     not_supported(router, _method, _path, _hint)
 
-for _part in (history, sandboxes, snapshots, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}"
+for _part in (builds, history, sandboxes, snapshots, templates, envd, interpreter):  # "/sandboxes/metrics" before "/sandboxes/{sandbox}", tags first
     router.routes.extend(_part.router.routes)

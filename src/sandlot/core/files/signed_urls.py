@@ -1,7 +1,7 @@
 """Signed URLs, preview tokens and sandbox tokens.
 
-A signed URL gives access to one file of one sandbox for a limited time, without an API key. A preview token does the same for one port. A sandbox
-token replaces the API key in requests about one sandbox.
+A signed URL gives access to one file of one sandbox for a limited time, without an API key. A preview token does the same for one port. The query of
+an upload does the same for one archive of a build. A sandbox token replaces the API key in requests about one sandbox.
 
 Invariants:
 - A signature is HMAC-SHA-256 (RFC 2104) with a secret of the service. The signature covers the method, the sandbox, the path, the user, the id
@@ -36,6 +36,8 @@ _TOKEN_DOMAIN = "sandlot sandbox token 1"  # noqa: S105 - not a secret
 """First value of the signed text of a token. The signed text of a URL begins with ``_DOMAIN`` instead. URLs and tokens are signed with the same
 secret, and the signature of a URL must never be valid as a token."""
 _PREVIEW_DOMAIN = "sandlot preview token 1"
+_UPLOAD_DOMAIN = "sandlot upload 1"
+_UPLOAD_FIELDS = ("upload", "key", "expires", "signature")
 _EXPIRES_DIGITS = 15
 """Digits of a time of expiry that are read. No token expires that late."""
 
@@ -125,6 +127,45 @@ class TokenService:
             raise _refused("The API key that signed this URL has expired or was revoked.")
         return principal
 
+    def sign_upload(self, principal: Principal, upload: str, lifetime_s: float) -> str:
+        """Return the query of a URL to which one archive of a build can be uploaded with the rights and the quota of the principal.
+
+        Args:
+            principal: Owner of the upload.
+            upload: Name of the upload.
+            lifetime_s: Seconds until the URL expires.
+        """
+        expires = str(int((self._now() + timedelta(seconds=lifetime_s)).timestamp()))
+        values = (upload, principal.owner, expires, self._upload_signature(upload, principal.owner, expires))
+        return urlencode(dict(zip(_UPLOAD_FIELDS, values, strict=True)))
+
+    def principal_of_upload(self, query: bytes) -> tuple[Principal, str]:
+        """Check the query of an upload. Return the principal of the API key that signed the query, and the name of the upload.
+
+        Args:
+            query: Query of the URL, as received.
+
+        Raises:
+            ForbiddenError: The query was not signed, was changed or has expired, or its API key has expired or was revoked.
+        """
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        values = dict(pairs)
+        if len(pairs) != len(_UPLOAD_FIELDS) or values.keys() != set(_UPLOAD_FIELDS):
+            raise _refused_upload("The URL is not an upload URL.")
+        upload, owner, expires, signature = (values[name] for name in _UPLOAD_FIELDS)
+        if not hmac.compare_digest(self._upload_signature(upload, owner, expires).encode(), signature.encode("utf-8", "replace")):
+            raise _refused_upload("The URL was not signed by this service, or was changed.")
+        if self._now().timestamp() >= int(expires):
+            raise _refused_upload(f"The URL expired at {datetime.fromtimestamp(int(expires), UTC).isoformat()}.")
+        principal = self._principal_of(OwnerId(owner))
+        if principal is None:
+            raise _refused_upload("The API key that signed this URL has expired or was revoked.")
+        return principal, upload
+
+    def _upload_signature(self, upload: str, owner: str, expires: str) -> str:
+        digest = hmac.digest(self._secret, json.dumps([_UPLOAD_DOMAIN, upload, owner, expires]).encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
     def preview_token(self, principal: Principal, sandbox: SandboxId, port: int, lifetime_s: float) -> tuple[str, datetime]:
         """Return a token that opens one port of a sandbox with the rights of the principal, and the time of its expiry."""
         expires_at = (self._now() + timedelta(seconds=lifetime_s)).replace(microsecond=0)
@@ -191,6 +232,10 @@ class TokenService:
         values = [_DOMAIN, signed.method, signed.sandbox, signed.path, signed.user.value, signed.owner, signed.expires_s]
         digest = hmac.digest(self._secret, json.dumps(values, ensure_ascii=False).encode(), hashlib.sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _refused_upload(message: str) -> ForbiddenError:
+    return ForbiddenError(message, hint="Request a new URL for the upload.")
 
 
 def _refused(message: str) -> ForbiddenError:

@@ -164,3 +164,31 @@ async def test_token_is_refused_for_another_sandbox_of_the_same_name(node: Memor
     again = await make(node, "worker")
     assert rig.tokens.principal_of_token(token, "worker") is None
     assert rig.tokens.principal_of_token(rig.tokens.sandbox_token(SIGNER, again), "worker") == SIGNER
+
+
+async def test_upload_url_names_the_upload_and_its_key_until_it_expires(rig: Rig) -> None:
+    query = rig.tokens.sign_upload(SIGNER, "a" * 64, 60)
+    assert rig.tokens.principal_of_upload(query.encode()) == (SIGNER, "a" * 64)
+    rig.now += timedelta(seconds=61)
+    with pytest.raises(ForbiddenError, match="expired"):
+        rig.tokens.principal_of_upload(query.encode())
+
+
+async def test_changed_or_foreign_upload_urls_are_refused(node: MemoryNode, rig: Rig) -> None:
+    query = rig.tokens.sign_upload(SIGNER, "a", 60)
+    changed = (
+        query.replace("upload=a", "upload=b"),
+        query.replace(SIGNER.owner, STRANGER.owner),
+        query + "&x=1",
+        query + "&upload=b",
+        rig.sign(),
+        "",
+    )
+    for each in (*changed, Rig(node, rig.sandbox, bytes(32)).tokens.sign_upload(SIGNER, "a", 60), query.replace("signature=", "signature=%FF")):
+        with pytest.raises(ForbiddenError):
+            rig.tokens.principal_of_upload(each.encode())
+    with pytest.raises(ForbiddenError):  # an upload is no file of a sandbox
+        rig.check(query, "PUT")
+    rig.owners.clear()
+    with pytest.raises(ForbiddenError, match="revoked"):
+        rig.tokens.principal_of_upload(query.encode())

@@ -188,3 +188,59 @@ class LogsV2Query(QueryModel):
     direction: Literal["forward", "backward"] = "forward"
     level: Literal["debug", "info", "warn", "error"] | None = None
     search: Text | None = None
+
+
+class RequestBuildRequest(RequestModel):
+    """A build to request. ``alias`` is the name of older clients."""
+
+    name: Text | None = None
+    alias: Text | None = None
+    tags: Texts | None = None
+    team_id: Text | None = Field(default=None, alias="teamID")
+    cpu_count: int | None = Field(default=None, alias="cpuCount", ge=1)
+    memory_mb: int | None = Field(default=None, alias="memoryMB", ge=1)
+    min_free_disk_mb: int | None = Field(default=None, alias="minFreeDiskMb", ge=0)
+
+
+class BuildStep(RequestModel):
+    """A step of a build. Whether files are uploaded again is up to the client."""
+
+    type: Text
+    args: Texts | None = None
+    files_hash: Text | None = Field(default=None, alias="filesHash")
+    force: bool = False
+    force_upload: bool | None = Field(default=None, alias="forceUpload")
+
+
+class StartBuildRequest(RequestModel):
+    """Base, steps and commands of a build."""
+
+    image: Text | None = Field(default=None, alias="fromImage")
+    template: Text | None = Field(default=None, alias="fromTemplate")
+    registry: dict[str, Any] | None = Field(default=None, alias="fromImageRegistry")
+    force: bool = False
+    steps: list[BuildStep] = Field(default_factory=list)
+    start_command: Text | None = Field(default=None, alias="startCmd")
+    ready_command: Text | None = Field(default=None, alias="readyCmd")
+
+
+class BuildStatusQuery(QueryModel):
+    """Page of the log of a build."""
+
+    logs_offset: int = Field(default=0, alias="logsOffset", ge=0)
+    limit: int = Field(default=100, ge=1, le=100)
+    level: Literal["debug", "info", "warn", "error"] = "debug"
+
+
+class AssignTagsRequest(RequestModel):
+    """Tags to assign to the build of ``target``, a name with or without a tag."""
+
+    target: Text
+    tags: Texts
+
+
+class DeleteTagsRequest(RequestModel):
+    """Tags to remove from a template."""
+
+    name: Text
+    tags: Texts
