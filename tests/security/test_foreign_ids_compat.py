@@ -80,6 +80,7 @@ async def in_pandastack(owner: httpx.AsyncClient) -> dict[str, str]:
     await inside(owner, sandbox)
     at_ = f"/pandastack/v1/sandboxes/{sandbox}"
     return {
+        **await template(owner),
         "sandbox": sandbox,
         "context": await made(owner, f"{at_}/repl/sessions", {"language": "python"}, "id"),
         "volume": await made(owner, "/pandastack/v1/volumes", {"name": f"mine-{sandbox[-16:]}", "size_mb": 64}, "name"),
@@ -193,6 +194,7 @@ PANDASTACK = {
     "POST /pandastack/v1/sandboxes/{sandbox}/hibernate": LAST,
     "POST /pandastack/v1/sandboxes/{sandbox}/pause": LAST,
     "DELETE /pandastack/v1/sandboxes/{sandbox}": LAST,
+    "DELETE /pandastack/v1/templates/{template}": LAST,
     "DELETE /pandastack/v1/snapshots/{snapshot}": LAST,
     "DELETE /pandastack/v1/volumes/{volume}": LAST,
 }
@@ -272,7 +274,7 @@ DOORS: Mapping[str, Rows] = {
         nobodys=r"/e2b/secrets.*|/e2b/volumes.*",
         by_header=(("/files", *(f"/e2b/{each}" for each in INSIDE_E2B)), "E2b-Sandbox-Id"),
     ),
-    "pandastack": Rows(in_pandastack, ("/pandastack",), PANDASTACK, nobodys=r"/pandastack/v1/templates/.*"),
+    "pandastack": Rows(in_pandastack, ("/pandastack",), PANDASTACK),
     "sandbase": Rows(
         in_sandbase, ("/sandbase",), SANDBASE | below(("/sandbase/v1", "/sandbase/default/v1"), AGENTS), nobodys=r"/sandbase/templates/.*"
     ),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from fastapi import FastAPI
 
 from sandlot.builds.plan import BuildPlan, Copy
 from sandlot.core.node import Node
-from sandlot.model.access import Principal
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.images import ImageConfig
 from sandlot.model.templates import BuildLine, BuildRecord, BuiltRoot, LogLevel, TemplateSettings
@@ -90,6 +93,44 @@ async def build_bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     async with shared_bench(folder) as at:
         apps[0].state.builds = builds = StandInBuilds(at.node)
         yield at, builds
+
+
+@dataclass
+class Rig:
+    """A service whose builds are recorded, and a key.
+
+    Attributes:
+        at: The service.
+        builds: Its builds.
+        key: Secret of the key.
+        url: Its address.
+    """
+
+    at: SharedBench
+    builds: StandInBuilds
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.at.port}"
+
+    async def another_key(self) -> str:
+        return (await self.at.service.api_keys.create("other"))[1]
+
+    async def last(self) -> BuildRecord:
+        """Return the build that was started last, when it has ended."""
+        build = [*self.builds.plans][-1]
+        await self.builds.ended(build)
+        return await self.at.node.template_builds.get_build(OPERATOR, build)
+
+
+@asynccontextmanager
+async def build_rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    """Run a service with a key."""
+    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))  # a path that is short enough for a socket
+    async with build_bench(folder, monkeypatch) as (at, builds):
+        yield Rig(at, builds, (await at.service.api_keys.create("mine"))[1])
+    shutil.rmtree(folder)
 
 
 def copies(plan: BuildPlan) -> list[Copy]:

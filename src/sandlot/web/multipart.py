@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError
@@ -25,7 +25,7 @@ MAX_HEADERS = 16
 """Headers of one part."""
 MAX_HEADER_BYTES = 4096
 MAX_TEXT_BYTES = 8192
-"""Maximum size of a text field."""
+"""Maximum size of a text field, unless a route allows more."""
 
 _HINT = "Send the form as curl -F file=@data.csv does, or send the file as the body."
 _FORM_HINT = "Send `multipart/form-data` with the boundary of the header."
@@ -39,11 +39,13 @@ class Upload:
         filename: Name that the client sent, unchecked.
         media_type: Media type that the client sent; None if it sent none.
         chunks: Content as it arrives. Iterate to the end, or end the request.
+        field: Name of the field.
     """
 
     filename: str
     media_type: str | None
     chunks: AsyncIterator[bytes]
+    field: str = "file"
 
 
 def is_multipart(request: Request) -> bool:
@@ -79,6 +81,31 @@ async def read_uploads(request: Request, field: str = "file", *, max_parts: int 
         raise _missing_file(field)
 
 
+async def read_form(request: Request, texts: FormFields, *, max_parts: int = MAX_PARTS) -> AsyncIterator[Upload]:
+    """Yield all files of a form as they arrive, whatever their fields are. Text fields are read on the way.
+
+    Iterate the content of each file to its end before the next file, or end the request.
+
+    Args:
+        request: Request with a form as its body, of which nothing was read.
+        texts: Receives text fields of the form.
+        max_parts: Maximum parts of the form.
+
+    Raises:
+        InvalidRequestError: The body is not a form.
+        LimitError: ``too_large``; also while a file is read.
+    """
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    parts = _FormParser(options.get(b"boundary", b""), max_parts).parse(request)
+    async for part in parts:
+        if isinstance(part, _PartHeaders):
+            name, filename = part.names()
+            if filename is None:
+                await texts.read(part, parts)
+            else:
+                yield Upload(filename, part.media_type(), _part_content(parts), name)
+
+
 class FormFields:
     """Text fields of a form beside its file. Those after the file are known when the file has been read.
 
@@ -86,13 +113,20 @@ class FormFields:
 
     Args:
         names: Names of the fields to keep. Others are skipped.
+        max_bytes: Maximum size of a field.
     """
 
-    __slots__ = ("_names", "_texts")
+    __slots__ = ("_max_bytes", "_names", "_texts")
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, max_bytes: int = MAX_TEXT_BYTES) -> None:
         self._names = frozenset(names)
+        self._max_bytes = max_bytes
         self._texts: dict[str, str] = {}
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Texts of the fields that have arrived."""
+        return self._texts
 
     def get(self, name: str) -> str | None:
         """Return the text of a field; None if the form has no such field, or it has not arrived."""
@@ -110,9 +144,9 @@ class FormFields:
         content = bytearray()
         async for piece in _part_content(parts):
             content += piece
-            if len(content) > MAX_TEXT_BYTES:
+            if len(content) > self._max_bytes:
                 raise InvalidRequestError(
-                    f"The form field {name!r} has more than {MAX_TEXT_BYTES} bytes.", hint="Send a shorter text.", fields={"field": name}
+                    f"The form field {name!r} has more than {self._max_bytes} bytes.", hint="Send a shorter text.", fields={"field": name}
                 )
         try:
             self._texts[name] = content.decode()

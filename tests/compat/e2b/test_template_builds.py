@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
-import shutil
 import tarfile
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,36 +17,38 @@ from e2b import Template
 from e2b.exceptions import BuildException
 
 from sandlot.builds.plan import ImageBase, TemplateBase
-from tests.support.builds import FAILING, StandInBuilds, build_bench, copies
-from tests.unit.compat.shared import SharedBench
+from tests.support import builds
+from tests.support.builds import FAILING, copies
 
 T = TypeVar("T")
 
 
 @dataclass
 class Rig:
-    """A service, its builds, and the options of a client with a key."""
+    """A service, and the options of a client with a key."""
 
-    at: SharedBench
-    builds: StandInBuilds
-    options: dict[str, Any]
+    service: builds.Rig
+
+    @property
+    def builds(self) -> builds.StandInBuilds:
+        return self.service.builds
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"api_key": self.service.key, "api_url": f"{self.service.url}/e2b"}
 
     async def client(self, call: Callable[..., T], *args: Any, **options: Any) -> T:  # noqa: ANN401 - those of the client
         """Call the client, which blocks, in a thread."""
         return await asyncio.to_thread(call, *args, **{**self.options, **options})
 
     async def another_key(self) -> dict[str, Any]:
-        return {**self.options, "api_key": (await self.at.service.api_keys.create("other"))[1]}
+        return {**self.options, "api_key": await self.service.another_key()}
 
 
 @pytest.fixture
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="sandlot-test-"))
-    async with build_bench(folder, monkeypatch) as (at, builds):
-        key = (await at.service.api_keys.create("mine"))[1]
-        url = f"http://127.0.0.1:{at.port}/e2b"
-        yield Rig(at, builds, {"api_key": key, "api_url": url})
-    shutil.rmtree(folder)
+    async with builds.build_rig(monkeypatch) as service:
+        yield Rig(service)
 
 
 def simple() -> Any:  # noqa: ANN401 - the client's builders

@@ -32,16 +32,19 @@ from sandlot.compat.pandastack.schemas import (
     RunCodeRequest,
     SandboxResponse,
     SnapshotResponse,
+    TemplateResponse,
     UpdateLifecycleRequest,
 )
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
-from sandlot.model.errors import InvalidRequestError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import ExecutionOptions, Output, OutputGap, ProcessEnded, ProcessEvent, ProcessOutcome
 from sandlot.model.history import LOG_CHANNELS, LogEnd, LogEntry, LogGap, LogOutput
+from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import ForkParams
 from sandlot.model.specs import DEFAULT_TEMPLATE, KIB, MAX_TIMEOUT_S, CellSpec, User
 from sandlot.model.streams import Stream
+from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TemplateRecord
 from sandlot.web import errors
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.request_id import get_request_id
@@ -49,6 +52,8 @@ from sandlot.web.streaming import KEEP_ALIVE, SSE_MEDIA_TYPE, STREAM_NAMES, Keep
 
 MAX_LINE_CHARS: Final = 64 * KIB
 """Maximum number of characters of a followed log line. Longer lines are split."""
+MAX_TEMPLATES: Final = 1000
+"""Number of templates that are read at once."""
 
 _UNBUFFERED: Final = {"X-Accel-Buffering": "no"}
 _log = structlog.get_logger("sandlot.compat")
@@ -275,3 +280,41 @@ def _line_event(text: str) -> bytes:
 
 def _options(command: Command) -> ExecutionOptions:
     return ExecutionOptions(origin=translate.VENDOR, argv=command.logged_argv)
+
+
+# -- templates ------------------------------------------------------------------------------------------------------
+
+
+async def list_templates(node: Node, principal: Principal) -> list[TemplateResponse]:
+    """Return the templates of the key and those of the service, by name. A template of the key replaces one of the service with the same name."""
+    own: dict[str, TemplateResponse] = {}
+    before = None
+    while True:
+        page = await node.template_builds.list(principal, before=before, limit=MAX_TEMPLATES)
+        for record in page.items:
+            if record.owner == principal.owner:
+                own[record.name] = await _own_template(node, principal, record)
+        if not page.more:
+            break
+        before = Position(page.items[-1].created_at, page.items[-1].id)
+    others = {template.name: translate.template_response(template) for template in await node.templates.list(principal)}
+    return [template for _, template in sorted((others | own).items())]
+
+
+async def find_template(node: Node, principal: Principal, name: str) -> TemplateResponse:
+    """Return a template by its name.
+
+    Raises:
+        NotFoundError: The key has no such template, nor has the service (code ``template_not_found``).
+    """
+    try:
+        return await _own_template(node, principal, await node.template_builds.get(principal, name))
+    except NotFoundError:
+        await node.templates.find(principal, name)
+    return next(translate.template_response(each) for each in await node.templates.list(principal) if each.name == name)
+
+
+async def _own_template(node: Node, principal: Principal, record: TemplateRecord) -> TemplateResponse:
+    build = record.tags.get(DEFAULT_TEMPLATE_TAG)
+    root = None if build is None else (await node.template_builds.get_build(principal, build)).root
+    return translate.own_template_response(record, root)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
+from sandlot.builds import dependencies
 from sandlot.compat.common import CREATE_KEYS, find_live_sandbox, find_live_sandboxes, list_directory
-from sandlot.compat.pandastack import operations, translate
+from sandlot.compat.pandastack import builds, operations, translate
 from sandlot.compat.pandastack.schemas import (
     BuildListResponse,
+    BuildLogsQuery,
     CreateSandboxRequest,
     CreateSessionRequest,
     CreateVolumeRequest,
@@ -30,22 +32,24 @@ from sandlot.compat.pandastack.schemas import (
     SnapshotsQuery,
     StatusResponse,
     TemplateListResponse,
-    TemplateResponse,
     UpdateLifecycleRequest,
     UserResponse,
     VolumeListResponse,
     WriteFileResponse,
 )
 from sandlot.compat.vendor import not_supported
-from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
+from sandlot.model.errors import ErrorCode, ForbiddenError
 from sandlot.model.specs import MIB, User
-from sandlot.web.body_limits import streams_request_body
+from sandlot.web.body_limits import stores_request_body, streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import json_response
-from sandlot.web.streaming import KeepAliveStreamResponse
+from sandlot.web.streaming import KEEP_ALIVE, SSE_MEDIA_TYPE, KeepAliveStreamResponse
 
 router = APIRouter(route_class=JsonRoute)
+
+MAX_BUILDS: Final = 100
+"""Number of builds in the list, which has no pages."""
 
 
 # -- commands, code and files: requested most -----------------------------------------------------------------------
@@ -297,34 +301,58 @@ async def delete_volume(volume: str, request: Request) -> Response:
 
 @router.get("/v1/templates")
 async def list_templates(request: Request) -> Response:
-    """List the templates of the service."""
-    templates = await get_node(request).templates.list(get_principal(request))
-    return json_response(TemplateListResponse(items=[translate.template_response(template) for template in templates]))
+    """List the templates of the key and of the service."""
+    return json_response(TemplateListResponse(items=await operations.list_templates(get_node(request), get_principal(request))))
+
+
+@router.post("/v1/templates/build")
+@stores_request_body
+async def build_template(request: Request) -> Response:
+    """Build a template from a Dockerfile with its context, an image, or the archive of a root file system."""
+    return json_response(await cancel_on_hangup(request, builds.start(request)), 202)
 
 
 @router.get("/v1/templates/builds")
-async def list_builds() -> Response:
-    """Return an empty list: clients cannot build templates."""
-    return json_response(BuildListResponse())
+async def list_builds(request: Request) -> Response:
+    """List the newest builds of the key, newest first."""
+    node, principal = get_node(request), get_principal(request)
+    found = (await node.template_builds.list_builds(principal, limit=MAX_BUILDS)).items
+    names = await builds.names_of(node, principal, [*found])
+    return json_response(BuildListResponse(items=[builds.build_response(build, names[build.template]) for build in found]))
 
 
 @router.get("/v1/templates/builds/{build}")
-async def get_build(build: str) -> Response:
-    """Return 404: there are no builds."""
-    raise NotFoundError(f"There is no build {build[:64]!r}.", code=ErrorCode.NOT_FOUND, hint="Templates are built by the operator of the service.")
+async def get_build(build: str, request: Request) -> Response:
+    """Return a build."""
+    node, principal = get_node(request), get_principal(request)
+    found = await node.template_builds.get_build(principal, build)
+    return json_response(builds.build_response(found, (await node.template_builds.get(principal, found.template)).name))
+
+
+@router.get("/v1/templates/builds/{build}/logs")
+async def follow_build_logs(build: str, query: Annotated[BuildLogsQuery, Query()], request: Request) -> Response:
+    """Stream the log of a build: the lines so far, or all lines until the build ends."""
+    node, principal = get_node(request), get_principal(request)
+    if not query.follow:
+        return Response(await builds.stored_events(node, principal, build), media_type=SSE_MEDIA_TYPE)
+    lines = await node.template_builds.follow_lines(principal, build)
+    return KeepAliveStreamResponse(builds.follow_events(lines), lines.aclose, media_type=SSE_MEDIA_TYPE, keep_alive=KEEP_ALIVE)
 
 
 @router.get("/v1/templates/{template}")
 async def get_template(template: str, request: Request) -> Response:
     """Return a template."""
-    return json_response(await _find_template(request, template))
+    return json_response(await operations.find_template(get_node(request), get_principal(request), template))
 
 
 @router.delete("/v1/templates/{template}")
 async def delete_template(template: str, request: Request) -> Response:
-    """Refuse to delete a template: all templates belong to the service."""
-    found = await _find_template(request, template)
-    raise ForbiddenError(f"Template {found.name!r} is the service's own and cannot be deleted.", code=ErrorCode.FORBIDDEN)
+    """Delete a template of the key, whose open builds are cancelled. Templates of the service cannot be deleted."""
+    found = await operations.find_template(get_node(request), get_principal(request), template)
+    if found.is_global:
+        raise ForbiddenError(f"Template {found.name!r} is the service's own and cannot be deleted.", code=ErrorCode.FORBIDDEN)
+    await dependencies.delete_template(request, get_principal(request), template)
+    return Response(status_code=204)
 
 
 @router.get("/v1/me")
@@ -332,12 +360,6 @@ async def get_user(request: Request) -> Response:
     """Return the owner of the API key."""
     principal = get_principal(request)
     return json_response(UserResponse(id=principal.owner, user_id=principal.owner, name=principal.name))
-
-
-async def _find_template(request: Request, name: str) -> TemplateResponse:
-    templates, principal = get_node(request).templates, get_principal(request)
-    await templates.find(principal, name)
-    return next(translate.template_response(each) for each in await templates.list(principal) if each.name == name)
 
 
 _DEPLOYMENTS = "Run the deployed program in a persistent sandbox."
@@ -351,6 +373,3 @@ for _path, _hint in (
 ):
     not_supported(router, "GET", _path, _hint)
     not_supported(router, "POST", _path, _hint)
-not_supported(
-    router, "POST", "/v1/templates/build", "Install packages in a sandbox and take a snapshot. Templates are built by the operator of the service."
-)

@@ -5,7 +5,7 @@ Invariant: ``cpu`` and ``memory_mb`` are integers and never null, because the cl
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -272,6 +272,7 @@ class TemplateResponse(ResponseModel):
     cpu: int
     memory_mb: int
     is_global: bool = True
+    size_bytes: int | None = None
 
 
 class TemplateListResponse(ResponseModel):
@@ -280,10 +281,29 @@ class TemplateListResponse(ResponseModel):
     items: list[TemplateResponse]
 
 
-class BuildListResponse(ResponseModel):
-    """Builds of templates; always empty."""
+class BuildResponse(ResponseModel):
+    """One build of a template."""
 
-    items: list[dict[str, Any]] = Field(default_factory=list)
+    id: str
+    name: str
+    status: str
+    error: str | None
+    started_at: str | None
+    ended_at: str | None
+    created_at: str
+    bytes: int | None
+
+
+class BuildListResponse(ResponseModel):
+    """Builds of templates, newest first."""
+
+    items: list[BuildResponse]
+
+
+class BuildLogsQuery(QueryModel):
+    """Lines to return, or to follow until the build ends."""
+
+    follow: bool = False
 
 
 class UserResponse(ResponseModel):

@@ -33,6 +33,7 @@ from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, Sandbo
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
 from sandlot.model.states import State
+from sandlot.model.templates import BuiltRoot, TemplateRecord
 from sandlot.model.volumes import VolumeInfo
 
 VENDOR: Final = "pandastack"
@@ -229,3 +230,20 @@ def template_response(template: TemplateInfo) -> TemplateResponse:
     """Return the response for a template. Its sandboxes have the default limits, because the client cannot pass others."""
     limits = Limits()
     return TemplateResponse(name=template.name, description=template.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)
+
+
+def own_template_response(record: TemplateRecord, root: BuiltRoot | None) -> TemplateResponse:
+    """Return the response for a template of a user.
+
+    Args:
+        record: The template.
+        root: Root file system of its default build; None if it has none.
+    """
+    return TemplateResponse(
+        name=record.name,
+        description="",
+        cpu=math.ceil(record.limits.cpus),
+        memory_mb=record.limits.memory_bytes // MIB,
+        is_global=False,
+        size_bytes=None if root is None else root.size_bytes,
+    )

@@ -52,8 +52,7 @@ async def run(http: httpx.AsyncClient, url: str, cmd: str, **more: Any) -> dict[
 async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST"):
         assert "Sandlot does not have" in refused(await http.request(method, f"{HERE}/{path}", json={}), 501)
-    refused(await http.post(f"{HERE}/templates/build", data={"name": "x"}), 501)
-    for other in ("apps/x", "billing", "repos/1/preview-env", "orgs", "templates/builds/x/logs", "sandboxes/x/mcp"):
+    for other in ("apps/x", "billing", "repos/1/preview-env", "orgs", "sandboxes/x/mcp"):
         assert "move-from-pandastack" in refused(await http.get(f"{HERE}/{other}"), 404)
     refused(await http.put(f"{HERE}/sandboxes", json={}), 405)
 
