@@ -108,6 +108,8 @@ async def in_tensorlake(owner: httpx.AsyncClient) -> dict[str, str]:
     assert (await owner.post(f"/v1/sandboxes/{sandbox}/volumes", json={"volume": "mine", "path": "/mine"})).is_success
     pool = (await owner.post(f"{space}/sandbox-pools", json=POOL)).json()
     return {
+        **await template(owner),
+        "image": "mine",
         "namespace": "default",
         "pool": pool["pool_id"] if "pool_id" in pool else (await owner.get("/v1/pools/base")).json()["id"],
         "sandbox": sandbox,
@@ -281,8 +283,8 @@ DOORS: Mapping[str, Rows] = {
     "tensorlake": Rows(
         in_tensorlake,
         ("/tensorlake", "/api"),
-        below(SPACES, OUTSIDE) | below(INSIDES, INSIDE),
-        nobodys=r".*/archived-sandboxes.*|/tensorlake/v1/namespaces/\{namespace\}/(sandboxes|snapshots|sandbox-pools)",
+        below(SPACES, OUTSIDE) | below(INSIDES, INSIDE) | {"POST /tensorlake/images/v4/builds/{build}/context/seal": Asked({"digest": DIGEST})},
+        nobodys=r".*/archived-sandboxes.*|/tensorlake/images/v4/images/name/.*|/tensorlake/platform/.*|/tensorlake/v1/namespaces/\{namespace\}/(sandboxes|snapshots|sandbox-pools)",
         by_header=(("/api",), "X-Tensorlake-Sandbox-Id"),
     ),
 }

@@ -60,12 +60,15 @@ class Uploads:
     Args:
         folder: Folder of the uploads. It is created when it is needed.
         max_bytes: Largest size of one upload. The quota of a caller can be lower.
+
+    Attributes:
+        max_bytes: As passed.
     """
 
     def __init__(self, folder: Path, clock: Clock, *, max_bytes: int) -> None:
         self._folder = folder
         self._clock = clock
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     async def write(self, principal: Principal, name: str, chunks: AsyncIterable[bytes]) -> StoredUpload:
         """Store an upload. An older one of the same name is replaced when the new one is complete.
@@ -136,12 +139,12 @@ class Uploads:
         async for chunk in chunks:
             size_bytes += len(chunk)
             check_upload(principal.quota, size_bytes)
-            if size_bytes > self._max_bytes:
+            if size_bytes > self.max_bytes:
                 raise LimitError(
-                    f"The upload has more than {self._max_bytes} bytes.",
+                    f"The upload has more than {self.max_bytes} bytes.",
                     code=ErrorCode.TOO_LARGE,
                     hint="Exclude files that the build does not need, for example in .dockerignore.",
-                    fields={"max_bytes": self._max_bytes},
+                    fields={"max_bytes": self.max_bytes},
                 )
             batch += chunk
             if len(batch) >= _BATCH_BYTES:

@@ -43,9 +43,11 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 async def test_unsupported_calls_are_refused_in_the_vendors_format(http: httpx.AsyncClient) -> None:
-    for path in ("/platform/v1/sandbox-templates", "/v1/namespaces/default/applications", "/v1/namespaces/default/secrets"):
+    for path in ("/v1/namespaces/default/applications", "/v1/namespaces/default/secrets"):
         for method in ("GET", "POST"):
             refused(await http.request(method, HERE + path, json={}), 501)
+    for path in ("/platform/v1/sandbox-templates", "/platform/v1/sandbox-template-builds"):
+        refused(await http.post(HERE + path, json={}), 501)
     for path in ("/v1/cron", "//v1/namespaces/default/sandboxes", "/sbx", "/documents"):
         refused(await http.get(HERE + path), 404)
     refused(await http.put(f"{NAMED}/sandboxes", json={}), 405)

@@ -339,3 +339,58 @@ class LogProcessListResponse(ResponseModel):
     """Processes that have written output."""
 
     processes: list[LogProcess]
+
+
+class BuilderResources(RequestModel):
+    """Resources of the machine that builds an image at Tensorlake. Builds have the limits of the operator here."""
+
+    cpus: float | None = None
+    memory_mb: int | None = None
+
+
+class ParentImage(RequestModel):
+    """An image of the key in a FROM of the Dockerfile. The names in the Dockerfile decide."""
+
+    public_id: Text
+    reference: Text
+
+
+class BuildImageRequest(RequestModel):
+    """A build or import of an image."""
+
+    kind: Literal["dockerfile", "import"]
+    name: Text
+    dockerfile_path: Text = "Dockerfile"
+    build_args: dict[str, str] = Field(default_factory=dict)
+    builder_resources: BuilderResources | None = None
+    disk_mb: Annotated[int, Field(ge=1, lt=1 << 24)] | None = None
+    parents: list[ParentImage] = Field(default_factory=list)
+    image_ref: Text | None = None
+    image_scope: Text | None = None
+    registry_credentials_json: Text | None = None
+
+
+class SealRequest(RequestModel):
+    """SHA-256 of an uploaded context, in hexadecimal."""
+
+    digest: Text
+
+
+class CancelBuildRequest(RequestModel):
+    """A build to cancel."""
+
+    build_id: Text | None = None
+    client_request_id: Text | None = None
+
+
+class ImagesQuery(QueryModel):
+    """Page of a list of images."""
+
+    page_size: int = Field(default=100, ge=1, le=1000)
+    cursor: Text | None = None
+
+
+class LegacyImagesQuery(QueryModel):
+    """Page of a list of images of the older client; always empty."""
+
+    page_size: int = Field(default=100, ge=1, alias="pageSize")
