@@ -55,6 +55,11 @@ def template_name(name: str) -> str:
     return TEMPLATES.get(without_tag(name), without_tag(name))
 
 
+def template_names(name: str) -> tuple[str, ...]:
+    """Return the names of Sandlot that the name of a template can mean, in the order in which they are tried: a template of the key has priority."""
+    return tuple(dict.fromkeys((name, template_name(name))))
+
+
 def all_names(templates: Collection[str]) -> list[str]:
     """Return all names of templates, given those of Sandlot."""
     return sorted({*templates, *(e2b_name for e2b_name, name in TEMPLATES.items() if name in templates)})
@@ -75,12 +80,15 @@ def template_not_found(name: str, templates: Collection[str]) -> NotFoundError:
     )
 
 
-def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snapshot: str | None = None) -> CreateSandboxParams:
+def create_params(
+    body: CreateSandboxRequest, default_timeout_s: float, *, template: str | None = None, snapshot: str | None = None
+) -> CreateSandboxParams:
     """Return the create request of a sandbox. Ports are public by default at E2B, and here where the quota of the key allows it.
 
     Args:
         body: Request of the client.
         default_timeout_s: Timeout if the request has none.
+        template: Template from which the sandbox starts. None: the one of the name that E2B has.
         snapshot: Snapshot from which the sandbox starts. None: it starts from a template.
 
     Raises:
@@ -92,7 +100,7 @@ def create_params(body: CreateSandboxRequest, default_timeout_s: float, *, snaps
     check_unsupported(body)
     network = body.network or NetworkOptions()
     return CreateSandboxParams(
-        template=None if snapshot is not None else template_name(body.template_id),
+        template=None if snapshot is not None else template or template_name(body.template_id),
         snapshot=snapshot,
         env=body.env_vars or {},
         metadata={**metadata, VENDOR_KEY: VENDOR, TEMPLATE_KEY: body.template_id},

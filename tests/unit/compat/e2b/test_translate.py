@@ -290,3 +290,9 @@ def test_code_without_context_runs_in_the_default_of_its_language() -> None:
         operations.select_context("ctx-1", "python")
     with pytest.raises(InvalidRequestError):
         operations.select_context(None, "r")
+
+
+def test_template_of_the_key_has_priority_over_a_name_of_e2b() -> None:
+    assert translate.template_names("mine:latest") == ("mine:latest", "mine")
+    assert translate.template_names("code-interpreter-v1") == ("code-interpreter-v1", "code-interpreter")
+    assert translate.template_names("base") == ("base",)

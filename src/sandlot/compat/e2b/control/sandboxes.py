@@ -115,20 +115,21 @@ async def _create(body: CreateSandboxRequest, request: Request, timeout_s: float
 
 async def _create_sandbox(node: Node, principal: Principal, body: CreateSandboxRequest, timeout_s: float, key: str | None) -> SandboxInfo:
     """Create a sandbox from a template, or else from the snapshot of this id or name."""
-    try:
-        await node.templates.find(principal, translate.template_name(body.template_id))
-    except NotFoundError:
-        snapshot = translate.without_tag(body.template_id)
-        params = translate.create_params(body, timeout_s, snapshot=snapshot)
+    for name in translate.template_names(body.template_id):
         try:
-            return await node.sandboxes.create(principal, params, idempotency_key=key)
-        except NotFoundError as error:
-            if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
-                raise
-            templates = [template.name for template in await node.templates.list(principal)]
-            raise translate.template_not_found(body.template_id, templates) from None
-    params = translate.create_params(body, timeout_s)
-    return await node.sandboxes.create(principal, params, idempotency_key=key)
+            await node.templates.find(principal, name)
+        except NotFoundError:
+            continue
+        params = translate.create_params(body, timeout_s, template=name)
+        return await node.sandboxes.create(principal, params, idempotency_key=key)
+    params = translate.create_params(body, timeout_s, snapshot=translate.without_tag(body.template_id))
+    try:
+        return await node.sandboxes.create(principal, params, idempotency_key=key)
+    except NotFoundError as error:
+        if error.code is not ErrorCode.SNAPSHOT_NOT_FOUND:
+            raise
+        templates = [template.name for template in await node.templates.list(principal)]
+        raise translate.template_not_found(body.template_id, templates) from None
 
 
 @router.get("/v2/sandboxes")
