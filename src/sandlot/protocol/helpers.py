@@ -20,10 +20,10 @@ watch      path, recursive, folders        ``watching``, ``by``, ``root``; then 
            (maximum number), by            ``synced`` after each message of the host
 changes    folders                         ``marked``; the host sends any message to end    more
                                            the period; then ``files``
-overlay    do                              pack: ``folder``, and the host responds with     records; pack: also bytes
-                                           ``names``, ``ctimes``, ``more``, or with
-                                           ``missing``; a layer. apply: the host sends a
-                                           layer
+overlay    do; collect: paths; copy:       pack: ``folder``, and the host responds with     records; pack and collect: also
+           owner (empty: as in the layer)  ``names``, ``ctimes``, ``more``, or with         bytes
+                                           ``missing``; a layer. collect: a layer. apply,
+                                           copy: the host sends a layer
 volumes    gone, free, there               none                                             used
 =========  ==============================  ===============================================  =================================
 """
@@ -52,7 +52,7 @@ WATCH_EVENTS = ("created", "modified", "removed", "moved", "overflow")
 MAX_CHANGED_FILES = 1_000
 """Maximum number of files that the helper ``changes`` reports. If further files may have changed, the field ``more`` of the result is True."""
 
-PACK_LAYER, APPLY_LAYER = "pack", "apply"
+PACK_LAYER, APPLY_LAYER, COLLECT_LAYER, COPY_LAYER = "pack", "apply", "collect", "copy"
 """Values of the field ``do`` in the request of the helper ``overlay``."""
 LAYER_VERSION = 1
 """Version of the layer format. A layer contains the changed files of a sandbox. Snapshots of kind ``files`` store a layer."""

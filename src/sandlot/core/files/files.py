@@ -7,11 +7,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Self
 
 from sandlot.core.concurrency import StreamCloser
-from sandlot.core.files import archives
+from sandlot.core.files import archives, overlay
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.sandbox import Hold, Sandbox
 from sandlot.link.files import FileReader
@@ -162,6 +162,14 @@ class FileService:
         end marker.
         """
         return await archives.pack(self._registry.find(sandbox, principal), path, user=user, compress=compress)
+
+    async def collect(self, principal: Principal, sandbox: str, paths: Sequence[str]) -> Stream[bytes]:
+        """Read files and folders with their owners and attributes, in the format of ``core/files/overlay.py``: :func:`overlay.collect`."""
+        return await overlay.collect(self._registry.find(sandbox, principal), paths)
+
+    async def copy_files(self, principal: Principal, sandbox: str, chunks: AsyncIterable[bytes], *, owner: str = "") -> None:
+        """Copy files in the format of ``core/files/overlay.py`` into a sandbox, with the rights of root: :func:`overlay.copy_files`."""
+        await overlay.copy_files(self._registry.find(sandbox, principal), chunks, owner=owner)
 
     async def unpack(self, principal: Principal, sandbox: str, path: str, chunks: AsyncIterable[bytes], *, user: User = User.USER) -> Unpacked:
         """Unpack a tar archive, plain or compressed with gzip, in a folder. The folder and its parents are created if they do not exist.

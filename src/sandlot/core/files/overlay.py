@@ -15,18 +15,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from sandlot.core.concurrency import GeneratorStream
 from sandlot.core.execution import helpers
+from sandlot.core.execution.helpers import GuestHelper
 from sandlot.core.sandbox import Sandbox
 from sandlot.host import durable, image_index
 from sandlot.host.blocking import run_blocking
 from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import RootFs, User
-from sandlot.protocol.helpers import APPLY_LAYER, OVERLAY, PACK_LAYER
+from sandlot.model.streams import Stream
+from sandlot.protocol.helpers import APPLY_LAYER, COLLECT_LAYER, COPY_LAYER, OVERLAY, PACK_LAYER
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -65,19 +68,66 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: RootFs, link: Link | 
     draft = OverlayDraft(into.with_name(into.name + ".part"), max_bytes)
     try:
         await draft.open()
-        folders = 0
-        async for item in helper:
-            if isinstance(item, bytes):
-                await draft.write(item)
-                continue
-            folders += 1
-            for message in await run_blocking(describe_folder, root, item.get("folder")) if folders <= MAX_FOLDERS else [{"missing": True}]:
-                await helper.tell(message)
-        await helper.result()
+        async for data in _packed(helper, root):
+            await draft.write(data)
         return await draft.finish(into)
     finally:
         helper.close()
         await draft.close()
+
+
+async def stream_changes(sandbox: Sandbox, root: RootFs) -> Stream[bytes]:
+    """Pack the files of a sandbox that differ from its image, as :func:`pack_overlay`, and return the overlay as a stream.
+
+    Args:
+        sandbox: Live sandbox. It keeps running.
+        root: Root file system from which the sandbox was booted.
+    """
+    return GeneratorStream(_packed(await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT), root))
+
+
+async def collect(sandbox: Sandbox, paths: Sequence[str]) -> Stream[bytes]:
+    """Pack files and folders of a sandbox with their owners and attributes, in the format of an overlay, and return them as a stream.
+
+    Args:
+        sandbox: Live sandbox. It keeps running.
+        paths: Absolute paths without symbolic links.
+    """
+    request = {"do": COLLECT_LAYER, "paths": [os.fsencode(sandbox.absolute_path(path)) for path in paths]}
+    return GeneratorStream(_packed(await helpers.start(sandbox, OVERLAY, request, user=User.ROOT), None))
+
+
+async def copy_files(sandbox: Sandbox, chunks: AsyncIterable[bytes], *, owner: str) -> None:
+    """Copy files in the format of an overlay into a sandbox. Existing folders keep their owner, mode and other entries.
+
+    Args:
+        sandbox: Live sandbox.
+        chunks: The overlay.
+        owner: Owner of all copied files, as ``USER[:GROUP]``; empty: the owners in the overlay.
+
+    Raises:
+        InvalidRequestError: The sandbox has no such owner, or a file would replace a folder.
+        LimitError: The disk of the sandbox is full (``disk_full``).
+    """
+    helper = await helpers.start(sandbox, OVERLAY, {"do": COPY_LAYER, "owner": owner}, user=User.ROOT)
+    await helper.feed(chunks)
+
+
+async def _packed(helper: GuestHelper, root: RootFs | None) -> AsyncGenerator[bytes]:
+    """Yield what a helper packs, and list folders of the image for it. None: the helper needs no list."""
+    folders = 0
+    try:
+        async for item in helper:
+            if isinstance(item, bytes):
+                yield item
+                continue
+            folders += 1
+            known = root is not None and folders <= MAX_FOLDERS
+            for message in await run_blocking(describe_folder, root, item.get("folder")) if known and root is not None else [{"missing": True}]:
+                await helper.tell(message)
+        await helper.result()
+    finally:
+        helper.close()
 
 
 async def apply_overlay(sandbox: Sandbox, file: Path, link: Link | None = None) -> None:

@@ -48,7 +48,7 @@ from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position, Store
 from sandlot.model.sandboxes import NAME
 from sandlot.model.specs import SandboxSpec, SnapshotKind
-from sandlot.model.streams import Page
+from sandlot.model.streams import Page, Stream
 
 CLOSE_TIMEOUT_S: Final = 10.0
 """Maximum seconds that a stopping service waits for snapshots that are being created."""
@@ -165,6 +165,15 @@ class SnapshotManager:
         digest = request_digest("snapshot", sandbox.id, name, kind)
         request = None if idempotency_key is None else IdempotencyKey(idempotency_key, digest)
         return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
+
+    async def stream_changes(self, principal: Principal, sandbox_id: str) -> Stream[bytes]:
+        """Return the files of a sandbox that differ from its template, in the format of ``core/files/overlay.py``. The sandbox keeps running.
+
+        The bytes come from a program in the sandbox, which can be hostile.
+        """
+        sandbox = self._registry.find(sandbox_id, principal)
+        base = await self._templates.resolve(sandbox.spec.template)
+        return await overlay.stream_changes(sandbox, base.root)
 
     async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
         """Return a snapshot by its id. The caller's own snapshots are also found by their names.

@@ -1,9 +1,10 @@
 """Packs the differences between the files of a sandbox and the files of its image as a layer, and applies a layer to another sandbox.
 
-The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. While packing, the helper asks the host for the entries of folders of the image,
-because the sandbox shows only the present files, not those of the image. The response to ``{"folder": path}`` is
-``{"names", "ctimes", "more"}``, where ``more`` is True if another message follows. If the image has no such folder, the response is
-``{"missing": True}``. The layer itself is sent or received as bytes.
+The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. Two further requests serve builds of templates: ``{"do": "collect", "paths"}`` packs files
+and folders whole, and ``{"do": "copy", "owner"}`` applies a layer to a sandbox that has other files already. While packing, the helper asks the host
+for the entries of folders of the image, because the sandbox shows only the present files, not those of the image. The response to
+``{"folder": path}`` is ``{"names", "ctimes", "more"}``, where ``more`` is True if another message follows. If the image has no such folder, the
+response is ``{"missing": True}``. The layer itself is sent or received as bytes.
 
 A layer is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
 followed by the chunks of the file. A chunk is a length (four bytes, big endian) and as many bytes of content. If the highest bit of the length is
@@ -32,7 +33,7 @@ from sandlot.guest.fs.remove import remove_tree
 from sandlot.guest.helpers.helper import read, receive_message, send, send_message, serve
 from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
-from sandlot.protocol.helpers import LAYER_VERSION, PACK_LAYER
+from sandlot.protocol.helpers import COLLECT_LAYER, COPY_LAYER, LAYER_VERSION, PACK_LAYER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class LayerWriter:
         bytes: Total size of the file contents, holes included.
     """
 
-    __slots__ = ("_links", "_mounts", "_pending", "_pending_bytes", "bytes", "records")
+    __slots__ = ("_links", "_mounts", "_packs_all", "_pending", "_pending_bytes", "bytes", "records")
 
     def __init__(self) -> None:
+        self._packs_all = False
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._links: dict[tuple[int, int], bytes] = {}
@@ -76,8 +78,20 @@ class LayerWriter:
 
     def run(self) -> dict[str, Any]:
         """Send the whole layer, and return ``{"records": int, "bytes": int}``."""
+        return self._run([b"/"])
+
+    def collect(self, paths: list[bytes]) -> dict[str, Any]:
+        """Send a layer with all of the given files and folders, whether the image has them or not. Return the result of :meth:`run`.
+
+        Args:
+            paths: Absolute paths without symbolic links.
+        """
+        self._packs_all = True
+        return self._run([], paths)
+
+    def _run(self, pending: list[bytes], paths: list[bytes] | None = None) -> dict[str, Any]:
         self._record({"kind": "layer", "version": LAYER_VERSION})
-        pending = [b"/"]
+        pending += [path for path in paths or [] if path == b"/" or self._alone(path)]
         while pending:
             path = pending.pop()
             try:
@@ -90,9 +104,21 @@ class LayerWriter:
         self._flush()
         return {"records": self.records, "bytes": self.bytes}
 
+    def _alone(self, path: bytes) -> bool:
+        """Send the record of one path. Return True if the path is a folder."""
+        parent, _, name = path.rpartition(b"/")
+        try:
+            fd = open_folder(os.fsdecode(parent or b"/"))
+            try:
+                return self._entry(fd, name, path, os.stat(name, dir_fd=fd, follow_symlinks=False))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise path_error(error, os.fsdecode(path)) from None
+
     def _folder(self, path: bytes) -> list[bytes]:
         """Send the changed entries of a folder, and return the subfolders that may contain changes."""
-        known = {} if path in self._mounts else image_entries(path)
+        known = {} if self._packs_all or path in self._mounts else image_entries(path)
         fd = open_folder(os.fsdecode(path))
         below = []
         try:
@@ -150,7 +176,7 @@ class LayerWriter:
             opened = os.fstat(fd)
             if (opened.st_dev, opened.st_ino) != key:
                 raise FileNotFoundError  # the file was replaced by another file
-            self._record(about)
+            self._record({**about, "size": opened.st_size})
             left = opened.st_size  # bytes that are appended meanwhile are not packed
             while left > 0:
                 piece = os.read(fd, min(left, CHUNK_BYTES))
@@ -329,7 +355,7 @@ class LayerReader:
             elif kind == "folder":
                 self._folder(path, about)
             else:
-                make_room(path)
+                self._make_room(path)
                 if kind == "file":
                     self._file(path, about)
                 elif kind == "symlink":
@@ -345,6 +371,9 @@ class LayerReader:
         except OSError as error:
             raise path_error(error, os.fsdecode(path)) from None
         return True
+
+    def _make_room(self, path: bytes) -> None:
+        make_room(path)
 
     def _folder(self, path: bytes, about: dict[str, Any]) -> None:
         try:
@@ -387,6 +416,40 @@ class LayerReader:
         os.utime(path, ns=(about["mtime_ns"], about["mtime_ns"]), follow_symlinks=False)
 
 
+class CopyReader(LayerReader):
+    """Receives one layer from the host, and copies its files into a sandbox whose files are those of the user.
+
+    An existing folder keeps its owner, its mode and its other entries. A symbolic link to a folder counts as the folder. No folder is replaced.
+
+    Args:
+        owner: User that gets all copied files, with a group if a colon follows; empty: the owners of the layer.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        account = lookup_account(owner) if owner else None
+        self._owner = {} if account is None else {"uid": account.uid, "gid": account.gid}
+
+    def _make_room(self, path: bytes) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise RpcError("path_not_regular", f"{os.fsdecode(path)!a} is a folder, so no file can be copied there.", "Change the destination.")
+        make_room(path)
+
+    def _folder(self, path: bytes, about: dict[str, Any]) -> None:
+        if os.path.isdir(path):
+            return
+        if os.path.lexists(path):
+            raise RpcError(
+                "path_not_directory", f"{os.fsdecode(path)!a} is not a folder, so no folder can be copied there.", "Change the destination."
+            )
+        super()._folder(path, about)
+
+    def _finish(self, about: dict[str, Any]) -> None:
+        super()._finish({**about, **self._owner})
+
+
 def make_room(path: bytes) -> None:
     """Prepare a path for a new entry: remove an existing entry, or create the parent folder if nothing exists at the path."""
     try:
@@ -410,6 +473,10 @@ def remove(path: bytes) -> None:
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Pack a layer or apply a layer, as the field ``do`` of the request says."""
+    if request["do"] == COLLECT_LAYER:
+        return LayerWriter().collect(request["paths"])
+    if request["do"] == COPY_LAYER:
+        return CopyReader(request["owner"]).run()
     return LayerWriter().run() if request["do"] == PACK_LAYER else LayerReader().run()
 
 

@@ -1,0 +1,208 @@
+"""Layers that builds have made: tar archives without compression on this host, by digest.
+
+Invariants:
+- A layer gets its name only when it is complete and synced.
+- What a sandbox sends is translated here and never unpacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import uuid
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from sandlot.builds.limits import CHUNK_BYTES
+from sandlot.builds.overlays import FileEnd, FileRecord, OverlayReader
+from sandlot.host import durable
+from sandlot.host.blocking import run_blocking
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.images import Layer
+from sandlot.model.streams import Stream
+
+MEDIA_TYPE: Final = "application/vnd.oci.image.layer.v1.tar"
+LEFT_OUT: Final = frozenset({b"/etc/hostname", b"/etc/hosts", b"/etc/resolv.conf", b"/etc/mtab", b"/.dockerenv"})
+"""Files that the service writes in every sandbox."""
+_WHITEOUT: Final = b".wh."
+_KINDS: Final = {
+    "file": tarfile.REGTYPE,
+    "folder": tarfile.DIRTYPE,
+    "symlink": tarfile.SYMTYPE,
+    "link": tarfile.LNKTYPE,
+    "pipe": tarfile.FIFOTYPE,
+    "gone": tarfile.REGTYPE,
+}
+
+
+class LayerBlobs:
+    """Layers in a folder of the service.
+
+    Args:
+        folder: Folder of the runtime.
+
+    Attributes:
+        temporary: Folder for temporary files, which is emptied when the service starts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "layers"
+        self.temporary = folder / "tmp"
+
+    async def open(self) -> None:
+        """Create the folders, and remove incomplete layers of the last service."""
+        await run_blocking(self._open)
+
+    def has(self, digest: str) -> bool:
+        """Return whether there is a layer with a digest."""
+        return self._path(digest).is_file()
+
+    async def read(self, digest: str) -> AsyncIterator[bytes]:
+        """Yield a layer.
+
+        Raises:
+            NotFoundError: There is no such layer.
+        """
+        try:
+            file = await run_blocking(self._path(digest).open, "rb")
+        except FileNotFoundError:
+            raise NotFoundError(f"This node has no layer {digest[:80]!r}.", hint="Build the template again.") from None
+        with file:
+            while chunk := await run_blocking(file.read, CHUNK_BYTES):
+                yield chunk
+
+    async def write(self, changes: Stream[bytes], reader: OverlayReader) -> Layer:
+        """Store what a sandbox sends as a layer.
+
+        Args:
+            changes: Files that differ from the base, as :meth:`SnapshotManager.stream_changes` returns them.
+            reader: Reader with the limits.
+
+        Raises:
+            ConflictError: The sandbox sends invalid data.
+            LimitError: The layer is too large, or the disk is full.
+        """
+        path = self.temporary / uuid.uuid4().hex
+        file = await run_blocking(path.open, "xb")
+        try:
+            with file:
+                archive = LayerArchive(file)
+                pending = bytearray()
+                async for data in changes:
+                    pending += data
+                    if len(pending) >= CHUNK_BYTES:
+                        batch, pending = bytes(pending), bytearray()
+                        await run_blocking(_translate, reader, archive, batch)
+                await run_blocking(_translate, reader, archive, bytes(pending))
+                reader.close()
+                layer = await run_blocking(archive.finish)
+                await run_blocking(os.fsync, file.fileno())
+            await run_blocking(self._publish, path, layer.digest)
+        except OSError as error:
+            raise LimitError("The disk of the service's host is full.", code=ErrorCode.NODE_DISK_FULL, hint="Delete old builds.") from error
+        finally:
+            await changes.aclose()
+            await run_blocking(path.unlink, missing_ok=True)
+        return layer
+
+    async def remove_except(self, keep: Collection[str]) -> None:
+        """Remove all layers but those with the given digests."""
+        wanted = {self._path(digest).name for digest in keep}
+
+        def remove() -> None:
+            for path in self._folder.iterdir():
+                if path.name not in wanted:
+                    path.unlink(missing_ok=True)
+
+        await run_blocking(remove)
+
+    def _open(self) -> None:
+        for folder in (self._folder, self.temporary):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self.temporary.iterdir():
+            path.unlink()
+
+    def _publish(self, path: Path, digest: str) -> None:
+        path.rename(self._path(digest))
+        durable.fsync_folder(self._folder)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest.replace(":", "-").replace("/", "-")
+
+
+class LayerArchive:
+    """Writes the tar archive of a layer.
+
+    Args:
+        file: File to write.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._padding = 0
+        self._is_left_out = False
+
+    def add(self, record: FileRecord) -> None:
+        """Begin an entry. The content of a file follows.
+
+        Raises:
+            InvalidRequestError: The name of the file has a meaning in layers.
+        """
+        self._is_left_out = record.path in LEFT_OUT
+        if self._is_left_out:
+            return
+        folder, _, name = record.path[1:].rpartition(b"/")
+        path = record.path[1:]
+        if name.startswith(_WHITEOUT):
+            raise InvalidRequestError(
+                f"The file {_text(record.path)!a} cannot be a part of a template: names that begin with `.wh.` are reserved.",
+                hint="Remove or rename the file.",
+            )
+        if record.kind == "gone":
+            path = (folder + b"/" if folder else b"") + _WHITEOUT + name
+        info = tarfile.TarInfo(_text(path))
+        info.type, info.size = _KINDS[record.kind], record.size if record.kind == "file" else 0
+        info.mode, info.uid, info.gid, info.mtime = record.mode, record.uid, record.gid, record.mtime_ns // 10**9
+        info.linkname = _text(record.target[1:] if record.kind == "link" else record.target)
+        info.pax_headers = {f"SCHILY.xattr.{key}": _text(value) for key, value in record.attributes.items()}
+        self._write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self._padding = -info.size % tarfile.BLOCKSIZE
+
+    def put(self, data: bytes) -> None:
+        """Write content of the last file."""
+        if not self._is_left_out:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._size += len(data)
+
+    def end_file(self) -> None:
+        """End the content of a file."""
+        self.put(bytes(self._padding))
+
+    def finish(self) -> Layer:
+        """Write the end of the archive, and return the layer."""
+        self._write(bytes(2 * tarfile.BLOCKSIZE))
+        self._file.flush()
+        digest = f"sha256:{self._hash.hexdigest()}"
+        return Layer(digest, self._size, MEDIA_TYPE, digest)
+
+
+def _translate(reader: OverlayReader, archive: LayerArchive, data: bytes) -> None:
+    for event in reader.feed(data):
+        if isinstance(event, FileRecord):
+            archive.add(event)
+        elif isinstance(event, FileEnd):
+            archive.end_file()
+        else:
+            archive.put(event)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

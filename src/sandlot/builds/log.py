@@ -1,0 +1,187 @@
+"""The log of one build: lines of output, whose number, length and rate are limited.
+
+Invariants:
+- A program can write without end: what the log drops costs neither memory nor disk. One line says how much was dropped.
+- Lines are stored within ``FLUSH_S``, and all of them before the end of the build is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from typing import Final
+
+from sandlot.builds.limits import MAX_LINE_CHARS, BuildLimits
+from sandlot.core.ports import Clock
+from sandlot.core.template_builds import TemplateBuilds
+from sandlot.model.errors import LimitError
+from sandlot.model.templates import BuildLine, BuildRecord, LogLevel
+
+FLUSH_S: Final = 0.2
+BURST_S: Final = 10.0
+"""Seconds for which a program may write at a rate as if it had been silent before: lines in store for bursts."""
+TAIL_LINES: Final = 20
+"""Number of last lines that an error contains."""
+TAIL_CHARS: Final = 2_000
+_CONTROL: Final = dict.fromkeys([*range(9), *range(10, 32), 127], "")
+
+
+class BuildLog:
+    """The log of one build.
+
+    Args:
+        records: Records of builds.
+        build: The build.
+        limits: Limits of builds.
+        clock: Clock of the service.
+
+    Attributes:
+        build: The build, with the step that runs.
+    """
+
+    def __init__(self, records: TemplateBuilds, build: BuildRecord, limits: BuildLimits, clock: Clock) -> None:
+        self._records = records
+        self._limits = limits
+        self._clock = clock
+        self.build = build
+        self._pending: list[BuildLine] = []
+        self._flusher: asyncio.Task[None] | None = None
+        self._lines = 0
+        self._output_bytes = 0
+        self._credit = limits.lines_per_s * BURST_S
+        self._credited_s = clock.monotonic_s()
+        self._dropped = 0
+
+    async def step(self, label: str, text: str) -> None:
+        """Record the step that runs, and log its text."""
+        self._report_dropped()
+        await self.flush()
+        changed = await self._records.step(self.build, label)
+        self.build = changed or self.build
+        self.add(text)
+
+    def add(self, text: str, level: LogLevel = LogLevel.INFO) -> None:
+        """Add a line of the build itself."""
+        self._pending.append(BuildLine(self._clock.now(), level, text[:MAX_LINE_CHARS], self.build.step))
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush_soon())
+
+    def warn(self, text: str) -> None:
+        """Add a warning."""
+        self.add(text, LogLevel.WARNING)
+
+    def output(self, line: str) -> None:
+        """Add a line of output, or drop it if there are too many."""
+        now_s = self._clock.monotonic_s()
+        rate = self._limits.lines_per_s
+        self._credit = min(rate * BURST_S, self._credit + (now_s - self._credited_s) * rate)
+        self._credited_s = now_s
+        if self._credit < 1 or self._lines >= self._limits.log_lines:
+            self._dropped += 1
+            return
+        self._credit -= 1
+        self._lines += 1
+        self._report_dropped()
+        self.add(line)
+
+    def count(self, size_bytes: int) -> None:
+        """Count output.
+
+        Raises:
+            LimitError: The build has written too much.
+        """
+        self._output_bytes += size_bytes
+        if self._output_bytes > self._limits.output_bytes:
+            raise LimitError(
+                f"The commands of the build have written more than {self._limits.output_bytes} bytes of output, the maximum.",
+                hint="Write less output, or redirect it to a file.",
+            )
+
+    async def flush(self) -> None:
+        """Store all lines."""
+        lines, self._pending = self._pending, []
+        if lines:
+            await self._records.log(self.build, lines)
+
+    async def fail(self, text: str) -> None:
+        """Add the reason of a failure, and store all lines."""
+        self._report_dropped()
+        for line in text.splitlines():
+            self.add(line, LogLevel.ERROR)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Store all lines. Idempotent."""
+        self._report_dropped()
+        if self._flusher is not None:
+            self._flusher.cancel()
+            await asyncio.wait([self._flusher])
+            self._flusher = None
+        await self.flush()
+
+    def _report_dropped(self) -> None:
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self.warn(f"{dropped} lines of output were left out.")
+
+    async def _flush_soon(self) -> None:
+        while self._pending:
+            await self._clock.sleep_until(self._clock.monotonic_s() + FLUSH_S)
+            await asyncio.shield(self.flush())
+
+
+class OutputLines:
+    """Splits the output of one command into lines. Carriage returns end lines, so that progress bars do not make endless lines.
+
+    Args:
+        log: Log that gets the lines.
+
+    Attributes:
+        tail: The last lines, for an error.
+    """
+
+    def __init__(self, log: BuildLog) -> None:
+        self._log = log
+        self._rest: dict[int, str] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._is_cut: set[int] = set()
+        self.tail: list[str] = []
+
+    def feed(self, channel: int, data: bytes) -> None:
+        """Take the next bytes of a channel.
+
+        Raises:
+            LimitError: The build has written too much.
+        """
+        self._log.count(len(data))
+        decoder = self._decoders.setdefault(channel, codecs.getincrementaldecoder("utf-8")("replace"))
+        *lines, rest = (self._rest.get(channel, "") + decoder.decode(data)).replace("\r", "\n").split("\n")
+        for line in lines:
+            self._line(channel, line)
+        if len(rest) > MAX_LINE_CHARS:
+            if channel not in self._is_cut:
+                self._emit(rest[:MAX_LINE_CHARS])
+                self._is_cut.add(channel)
+            rest = ""
+        self._rest[channel] = rest
+
+    def finish(self) -> None:
+        """Take the last lines, which have no line break."""
+        for channel, rest in self._rest.items():
+            self._line(channel, rest)
+        self._rest.clear()
+
+    def _line(self, channel: int, line: str) -> None:
+        if channel in self._is_cut:  # the rest of a line that was cut
+            self._is_cut.discard(channel)
+        elif line.strip():
+            self._emit(line[:MAX_LINE_CHARS])
+
+    def _emit(self, line: str) -> None:
+        text = line.translate(_CONTROL)
+        self.tail = [*self.tail[-TAIL_LINES + 1 :], text]
+        self._log.output(text)
+
+    def tail_text(self) -> str:
+        """Return the last lines as one text of at most ``TAIL_CHARS``."""
+        return "\n".join(self.tail)[-TAIL_CHARS:]
