@@ -279,7 +279,7 @@ class _Expansion:
                 except InvalidRequestError as error:
                     if "line" in error.fields:
                         raise
-                    raise each.fail(str(error), error.hint or "Correct the Dockerfile.") from None
+                    raise each.fail(error.message, error.hint or "Correct the Dockerfile.") from None
                 yield Step(each.label, each.text, action, warning, each.parsed.start_line)
 
     @property

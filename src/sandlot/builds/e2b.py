@@ -67,7 +67,7 @@ def stage_of(base: Base, steps: Sequence[TemplateStep]) -> Stage:
         try:
             action = _action(step, user)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"Step {number} ({text}): {error}", hint=error.hint, fields={"step": number}) from None
+            raise InvalidRequestError(f"Step {number} ({text}): {error.message}", hint=error.hint, fields={"step": number}) from None
         found.append(Step(str(number), text, action))
         user = action.user if isinstance(action, SetUser) else user
     return Stage(base, FixedSteps(tuple(found)))

@@ -532,7 +532,7 @@ async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _exit_error(outcome: ProcessOutcome, tail: str) -> SandlotError:
-    why = f"the command failed with exit code {outcome.exit_code}"
+    why = f"The command failed with exit code {outcome.exit_code}"
     if outcome.reason in {"oom", "pids"}:
         why += " because the sandbox had no memory left" if outcome.reason == "oom" else " because the sandbox has the maximum number of processes"
     return InvalidRequestError(
@@ -544,8 +544,8 @@ def _exit_error(outcome: ProcessOutcome, tail: str) -> SandlotError:
 
 def _failed(step: Step, error: SandlotError) -> SandlotError:
     """Return the error of a build whose step failed."""
-    message = f"Step {step.label} ({step.text}) failed: {error}"
+    message = f"Step {step.label} ({step.text}) failed: {error.message}"
     if isinstance(error, SandboxEndedError):
         reason = {"oom": "the sandbox had no memory left", "disk_full": "the disk of the sandbox was full"}.get(str(error.fields.get("reason")))
-        message = f"Step {step.label} ({step.text}) failed: {reason or error}"
+        message = f"Step {step.label} ({step.text}) failed: {reason or error.message}"
     return type(error)(message, code=error.code, hint=error.hint, fields={**error.fields, "step": step.label}, fault=error.fault)

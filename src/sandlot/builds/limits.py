@@ -40,7 +40,7 @@ class BuildLimits:
     build_s: float = 1800.0
     log_lines: int = 10_000
     lines_per_s: float = 200.0
-    output_bytes: int = 1 * GIB
+    output_bytes: int = 256 * MIB
     context_bytes: int = 2 * GIB
     context_entries: int = 100_000
     layer_bytes: int = 10 * GIB

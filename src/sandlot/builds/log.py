@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections.abc import Sequence
 from typing import Final
 
 from sandlot.builds.limits import MAX_LINE_CHARS, BuildLimits
+from sandlot.core.node import Node
 from sandlot.core.ports import Clock
-from sandlot.core.template_builds import TemplateBuilds
 from sandlot.model.errors import LimitError
 from sandlot.model.templates import BuildLine, BuildRecord, LogLevel
 
@@ -23,6 +24,8 @@ BURST_S: Final = 10.0
 TAIL_LINES: Final = 20
 """Number of last lines that an error contains."""
 TAIL_CHARS: Final = 2_000
+MAX_LINES_AT_ONCE: Final = 500
+"""Number of lines at each end of a piece of output that are looked at; a piece has at most some 100,000 lines."""
 _CONTROL: Final = dict.fromkeys([*range(9), *range(10, 32), 127], "")
 
 
@@ -30,7 +33,7 @@ class BuildLog:
     """The log of one build.
 
     Args:
-        records: Records of builds.
+        node: Node with the records of builds.
         build: The build.
         limits: Limits of builds.
         clock: Clock of the service.
@@ -39,8 +42,8 @@ class BuildLog:
         build: The build, with the step that runs.
     """
 
-    def __init__(self, records: TemplateBuilds, build: BuildRecord, limits: BuildLimits, clock: Clock) -> None:
-        self._records = records
+    def __init__(self, node: Node, build: BuildRecord, limits: BuildLimits, clock: Clock) -> None:
+        self._records = node.template_builds
         self._limits = limits
         self._clock = clock
         self.build = build
@@ -70,19 +73,25 @@ class BuildLog:
         """Add a warning."""
         self.add(text, LogLevel.WARNING)
 
-    def output(self, line: str) -> None:
-        """Add a line of output, or drop it if there are too many."""
+    def output(self, lines: Sequence[str], left_out: int = 0) -> None:
+        """Add lines of output, or drop those for which there is no room. Dropped lines cost nothing.
+
+        Args:
+            lines: Lines.
+            left_out: Number of further lines that the caller has dropped.
+        """
         now_s = self._clock.monotonic_s()
         rate = self._limits.lines_per_s
         self._credit = min(rate * BURST_S, self._credit + (now_s - self._credited_s) * rate)
         self._credited_s = now_s
-        if self._credit < 1 or self._lines >= self._limits.log_lines:
-            self._dropped += 1
-            return
-        self._credit -= 1
-        self._lines += 1
-        self._report_dropped()
-        self.add(line)
+        kept = lines[: max(0, min(int(self._credit), self._limits.log_lines - self._lines))]
+        if kept:
+            self._report_dropped()
+        for line in kept:
+            self.add(line)
+        self._credit -= len(kept)
+        self._lines += len(kept)
+        self._dropped += len(lines) - len(kept) + left_out
 
     def count(self, size_bytes: int) -> None:
         """Count output.
@@ -144,7 +153,7 @@ class OutputLines:
         self._log = log
         self._rest: dict[int, str] = {}
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
-        self._is_cut: set[int] = set()
+        self._cut: set[int] = set()
         self.tail: list[str] = []
 
     def feed(self, channel: int, data: bytes) -> None:
@@ -156,31 +165,30 @@ class OutputLines:
         self._log.count(len(data))
         decoder = self._decoders.setdefault(channel, codecs.getincrementaldecoder("utf-8")("replace"))
         *lines, rest = (self._rest.get(channel, "") + decoder.decode(data)).replace("\r", "\n").split("\n")
-        for line in lines:
-            self._line(channel, line)
+        if lines and channel in self._cut:
+            self._cut.discard(channel)
+            del lines[0]  # the rest of a line that was cut
+        self._emit(lines)
         if len(rest) > MAX_LINE_CHARS:
-            if channel not in self._is_cut:
-                self._emit(rest[:MAX_LINE_CHARS])
-                self._is_cut.add(channel)
+            if channel not in self._cut:
+                self._cut.add(channel)
+                self._emit([rest])
             rest = ""
         self._rest[channel] = rest
 
     def finish(self) -> None:
         """Take the last lines, which have no line break."""
-        for channel, rest in self._rest.items():
-            self._line(channel, rest)
+        self._emit([rest for channel, rest in self._rest.items() if channel not in self._cut])
         self._rest.clear()
 
-    def _line(self, channel: int, line: str) -> None:
-        if channel in self._is_cut:  # the rest of a line that was cut
-            self._is_cut.discard(channel)
-        elif line.strip():
-            self._emit(line[:MAX_LINE_CHARS])
-
-    def _emit(self, line: str) -> None:
-        text = line.translate(_CONTROL)
-        self.tail = [*self.tail[-TAIL_LINES + 1 :], text]
-        self._log.output(text)
+    def _emit(self, lines: Sequence[str]) -> None:
+        """Log lines. Of many lines at once, only those are made readable that the log or an error may take."""
+        left_out = max(0, len(lines) - 2 * MAX_LINES_AT_ONCE)
+        if left_out:
+            lines = [*lines[:MAX_LINES_AT_ONCE], *lines[-MAX_LINES_AT_ONCE:]]
+        shown = [line[:MAX_LINE_CHARS].translate(_CONTROL) for line in lines if line and not line.isspace()]
+        self.tail = [*self.tail, *shown][-TAIL_LINES:]
+        self._log.output(shown, left_out)
 
     def tail_text(self) -> str:
         """Return the last lines as one text of at most ``TAIL_CHARS``."""

@@ -97,7 +97,7 @@ class BuildRuntime:
             for info in page.items:
                 if BUILD in info.metadata and info.node == self._node.id:
                     with suppress(NotFoundError):
-                        await self._node.sandboxes.kill(OPERATOR, info.id, wait=False)
+                        await self._node.sandboxes.kill(OPERATOR, info.id)
             if not page.more:
                 return
             after = Position(page.items[-1].created_at, page.items[-1].id)
@@ -217,7 +217,7 @@ class BuildRuntime:
         if begun is None:
             return  # it was deleted
         job.build = begun
-        log = BuildLog(records, begun, self._limits, self._clock)
+        log = BuildLog(self._node, begun, self._limits, self._clock)
         executor = Executor(self._node, job.principal, begun, job.plan, self._bases, self._blobs, self._cache, log, self._limits, self._clock)
         try:
             try:

@@ -1,0 +1,185 @@
+"""The queue of builds: owners take turns, builds end once, and those of the last service are failed. Builds run no step here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sandlot.builds.bases import BaseRoot, Report
+from sandlot.builds.executor import BUILD
+from sandlot.builds.limits import BuildLimits
+from sandlot.builds.log import BuildLog, OutputLines
+from sandlot.builds.plan import Base, BuildPlan, EmptyBase, FixedSteps, Stage
+from sandlot.builds.runtime import RESTARTED, BuildRuntime
+from sandlot.model.access import OPERATOR, OwnerId, Principal
+from sandlot.model.errors import ConflictError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxFilter
+from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot
+from tests.support.node import MemoryNode, NodeState, open_node
+from tests.support.until import until
+
+ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
+PLAN = BuildPlan((Stage(EmptyBase(), FixedSteps()),))
+
+
+class Bases:
+    """Bases that are never found: each build waits until it is released, and then fails.
+
+    Attributes:
+        begun: Owners of the builds, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.free = asyncio.Semaphore(0)
+        self.error: Exception = NotFoundError("There is no such image.")
+
+    async def open(self, principal: Principal, base: Base, report: Report) -> BaseRoot:
+        del base, report
+        self.begun.append(principal.name)
+        await self.free.acquire()
+        raise self.error
+
+    async def prepare(self, root: BuiltRoot, report: Report) -> None:
+        """Make nothing."""
+
+
+class Bench:
+    def __init__(self, memory: MemoryNode, folder: Path, bases: Bases, limits: BuildLimits) -> None:
+        self.memory, self.bases, self.node = memory, bases, memory.service.node
+        self.runtime = BuildRuntime(self.node, bases, folder, limits, memory.clock)
+
+    async def request(self, principal: Principal) -> BuildRecord:
+        _, build = await self.node.template_builds.request(principal, "app")
+        return build
+
+    async def start(self, principal: Principal) -> BuildRecord:
+        build = await self.request(principal)
+        await self.runtime.start(principal, build, PLAN)
+        return build
+
+    async def status(self, build: BuildRecord) -> BuildStatus:
+        return (await self.node.template_builds.get_build(OPERATOR, build.id)).status
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_node(NodeState(tmp_path / "node")) as memory:
+        bench = Bench(memory, tmp_path / "builds", Bases(), BuildLimits(builds=2, builds_per_key=1, waiting_per_key=3))
+        await bench.runtime.open()
+        yield bench
+        await bench.runtime.aclose()
+
+
+async def test_owners_take_turns_and_have_limited_builds(bench: Bench) -> None:
+    builds = [await bench.start(each) for each in (ALICE, ALICE, ALICE, BOB, BOB)]
+    await until(lambda: len(bench.bases.begun) == 2)
+    assert bench.bases.begun == ["alice", "bob"]
+    for _ in builds:
+        bench.bases.free.release()
+    for build in builds:
+        await bench.runtime.wait(build.id)
+        assert await bench.status(build) is BuildStatus.FAILED
+    assert sorted(bench.bases.begun[2:4]) == ["alice", "bob"]
+
+
+async def test_number_of_waiting_builds_is_limited(bench: Bench) -> None:
+    for _ in range(4):
+        await bench.start(ALICE)
+    with pytest.raises(LimitError):
+        await bench.start(ALICE)
+    await bench.start(BOB)
+
+
+async def test_failure_is_recorded_with_its_step_and_in_the_log(bench: Bench) -> None:
+    bench.bases.free.release()
+    build = await bench.start(ALICE)
+    await bench.runtime.wait(build.id)
+    failed = await bench.node.template_builds.get_build(ALICE, build.id)
+    assert (failed.status, failed.step, failed.error) == (BuildStatus.FAILED, "base", "There is no such image.")
+    lines = await bench.node.template_builds.lines(ALICE, build.id)
+    assert [line.text for line in lines.items] == ["Preparing the base", "There is no such image."]
+
+
+async def test_defect_fails_the_build_without_its_details(bench: Bench) -> None:
+    bench.bases.error = RuntimeError("secret")
+    bench.bases.free.release()
+    build = await bench.start(ALICE)
+    await bench.runtime.wait(build.id)
+    assert (await bench.node.template_builds.get_build(ALICE, build.id)).error.startswith("The service has a defect")
+
+
+async def test_running_and_waiting_builds_are_cancelled(bench: Bench) -> None:
+    running, waiting = await bench.start(ALICE), await bench.start(ALICE)
+    await until(lambda: bool(bench.bases.begun))
+    assert await bench.runtime.cancel(ALICE, waiting.id)
+    assert await bench.runtime.cancel(ALICE, running.id)
+    assert [await bench.status(each) for each in (running, waiting)] == [BuildStatus.CANCELLED] * 2
+    assert not await bench.runtime.cancel(ALICE, running.id)
+    with pytest.raises(NotFoundError):
+        await bench.runtime.cancel(BOB, running.id)
+
+
+async def test_build_is_started_once_and_not_after_the_end_of_the_service(bench: Bench) -> None:
+    build = await bench.start(ALICE)
+    with pytest.raises(ConflictError):
+        await bench.runtime.start(ALICE, build, PLAN)
+    await bench.runtime.aclose()
+    with pytest.raises(UnavailableError):
+        await bench.start(ALICE)
+
+
+async def test_build_takes_limited_time(bench: Bench, tmp_path: Path) -> None:
+    limited = Bench(bench.memory, tmp_path / "limited", bench.bases, BuildLimits(build_s=0.01))
+    await limited.runtime.open()
+    build = await limited.start(ALICE)
+    await limited.runtime.wait(build.id)
+    assert "0.01 seconds, the maximum" in (await bench.node.template_builds.get_build(ALICE, build.id)).error
+
+
+async def test_builds_of_the_last_service_are_failed_and_their_sandboxes_removed(bench: Bench, tmp_path: Path) -> None:
+    build = await bench.request(ALICE)
+    await bench.node.template_builds.begin(build)
+    left = await bench.node.sandboxes.create(ALICE, CreateSandboxParams(metadata={BUILD: build.id}))
+    other = await bench.node.sandboxes.create(ALICE, CreateSandboxParams())
+    await BuildRuntime(bench.node, bench.bases, tmp_path / "next", BuildLimits(), bench.memory.clock).open()
+    failed = await bench.node.template_builds.get_build(ALICE, build.id)
+    assert (failed.status, failed.error.startswith(RESTARTED)) == (BuildStatus.FAILED, True)
+    found = await bench.node.sandboxes.list(ALICE, SandboxFilter(), after=None, limit=10)
+    assert other.id in [each.id for each in found.items]
+    assert left.id not in [each.id for each in found.items if not each.is_over]
+
+
+async def test_log_drops_lines_beyond_its_rate_and_number(bench: Bench) -> None:
+    build = await bench.request(ALICE)
+    limits = BuildLimits(log_lines=50, lines_per_s=3, output_bytes=10_000_000)
+    log = BuildLog(bench.node, build, limits, bench.memory.clock)
+    lines = OutputLines(log)
+    lines.feed(1, b"".join(b"%d\n" % number for number in range(100_000)))
+    lines.feed(2, b"x" * 5_000)
+    lines.feed(2, b"y" * 5_000 + b"\nlast\r100%\nhalf")
+    lines.finish()
+    await log.aclose()
+    found = await bench.node.template_builds.lines(ALICE, build.id, limit=1000)
+    assert [line.text for line in found.items][:2] == ["0", "1"]
+    assert len(found.items) == 31
+    assert found.items[-1].text.endswith("lines of output were left out.")
+    assert lines.tail[-4:] == ["x" * 2_000, "last", "100%", "half"]
+    assert "99999" in lines.tail
+    with pytest.raises(LimitError, match="output, the maximum"):
+        lines.feed(1, bytes(10_000_000))
+
+
+async def test_log_removes_control_characters_and_joins_bytes_of_a_character(bench: Bench) -> None:
+    log = BuildLog(bench.node, await bench.request(ALICE), BuildLimits(), bench.memory.clock)
+    lines = OutputLines(log)
+    for piece in (b"a\x1b[31mb\xc3", b"\xa9\x00\n", b"\n   \n"):
+        lines.feed(1, piece)
+    lines.finish()
+    assert lines.tail == ["a[31mbé"]
+    await log.aclose()
+
+
