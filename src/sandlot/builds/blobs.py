@@ -77,7 +77,7 @@ class LayerBlobs:
         """Store what a sandbox sends as a layer.
 
         Args:
-            changes: Files that differ from the base, as :meth:`SnapshotManager.stream_changes` returns them.
+            changes: Files that differ from the base, as ``node.snapshots.stream_changes`` returns them.
             reader: Reader with the limits.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a copy does: the destination of each source, and the entries that a sandbox gets. Pure, except that contents are read."""
+"""Copies: the destination of each source, and the entries that a sandbox gets. Pure, except that contents are read."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _CREATE_USER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What steps change beside files.
+    """State of a stage beside its files: everything else that steps change.
 
     Args:
         starts: True once a step has set the program to start.

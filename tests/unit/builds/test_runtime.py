@@ -181,5 +181,3 @@ async def test_log_removes_control_characters_and_joins_bytes_of_a_character(ben
     lines.finish()
     assert lines.tail == ["a[31mbé"]
     await log.aclose()
-
-

@@ -172,7 +172,7 @@ class SnapshotManager:
         The bytes come from a program in the sandbox, which can be hostile.
         """
         sandbox = self._registry.find(sandbox_id, principal)
-        base = await self._templates.resolve(sandbox.spec.template)
+        base = await self._templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
         return await overlay.stream_changes(sandbox, base.root)
 
     async def get(self, principal: Principal, id_or_name: str) -> SnapshotRecord:
