@@ -62,11 +62,12 @@ class Uploads:
         max_bytes: Largest size of one upload. The quota of a caller can be lower.
 
     Attributes:
+        folder: As passed.
         max_bytes: As passed.
     """
 
     def __init__(self, folder: Path, clock: Clock, *, max_bytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._clock = clock
         self.max_bytes = max_bytes
 
@@ -132,7 +133,7 @@ class Uploads:
     def _path(self, owner: OwnerId, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InvalidRequestError(f"{name[:64]!r} is not the name of an upload.", hint="Use 1 to 128 letters, digits, '-' and '_'.")
-        return self._folder / owner / name
+        return self.folder / owner / name
 
     async def _copy(self, principal: Principal, file: BinaryIO, chunks: AsyncIterable[bytes]) -> tuple[int, str]:
         size_bytes, digest, batch = 0, hashlib.sha256(), bytearray()
@@ -165,7 +166,7 @@ class Uploads:
 
     def _make_room(self, owner: OwnerId, size_bytes: int, *, replaced: Path) -> None:
         """Remove the uploads of an owner that were not used for the longest time until another one has room. Blocks."""
-        stored = [(each, each.stat()) for each in (self._folder / owner).iterdir() if not each.name.startswith(".") and each != replaced]
+        stored = [(each, each.stat()) for each in (self.folder / owner).iterdir() if not each.name.startswith(".") and each != replaced]
         used_bytes = size_bytes + sum(stat.st_size for _, stat in stored)
         oldest_s = self._clock.now().timestamp() - PROTECTED_S
         for path, stat in sorted(stored, key=lambda each: each[1].st_mtime):
@@ -184,10 +185,10 @@ class Uploads:
 
     def _remove_unused(self) -> None:
         """Remove uploads that were not used for a day, and those that a killed service left. Blocks."""
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return
         now_s = self._clock.now().timestamp()
-        for path in self._folder.glob("*/*"):
+        for path in self.folder.glob("*/*"):
             limit_s = PROTECTED_S if path.name.startswith(".") else UNUSED_S
             try:
                 if path.stat().st_mtime < now_s - limit_s:

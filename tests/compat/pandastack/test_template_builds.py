@@ -13,6 +13,7 @@ import pytest
 from pandastack import BadRequestError, Client, NotFoundError, TemplateBuildError
 
 from sandlot.builds.plan import EmptyBase, ImageBase, Run
+from sandlot.model.errors import LimitError
 from sandlot.model.images import ImageConfig
 from tests.support.builds import FAILING, Rig, build_rig, copies
 
@@ -143,4 +144,17 @@ async def test_invalid_forms_are_refused_by_name_and_leave_nothing(rig: Rig, cli
             answer = await http.post("/templates/build", data=data, files=files)
             assert (answer.status_code, field in answer.json()["error"]) == (400, True), answer.text
         assert (await http.get("/templates/builds")).json() == {"items": []}
+    assert [path for path in rig.at.service.settings.build_uploads.rglob("*") if path.is_file()] == []
+
+
+async def test_build_that_cannot_wait_is_cancelled(rig: Rig, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise LimitError("This key has too many waiting builds.")
+
+    monkeypatch.setattr(rig.builds, "start", full)
+    (tmp_path / "a.txt").write_bytes(b"1")
+    with pytest.raises(BadRequestError, match="too many"):
+        await asyncio.to_thread(lambda: client.templates.build_from_dockerfile("mine", "FROM debian", context_dir=str(tmp_path)))
+    (build,) = await asyncio.to_thread(client.templates.builds)
+    assert (build.status, build.error) == ("failed", "The build was cancelled.")
     assert [path for path in rig.at.service.settings.build_uploads.rglob("*") if path.is_file()] == []

@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Final
 from urllib.parse import parse_qsl
 
@@ -28,7 +29,7 @@ from sandlot.compat.common import PAGE, rfc3339_ms
 from sandlot.compat.pandastack.schemas import BuildResponse
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
 from sandlot.model.images import parse_reference
 from sandlot.model.specs import KIB, MIB, Limits
 from sandlot.model.templates import BuildLine, BuildRecord, BuildStatus
@@ -72,14 +73,16 @@ class ContextFiles:
     Args:
         request: Request with the form.
         fields: Receives the text fields.
+        folder: Folder on a disk for the file that arrives.
 
     Attributes:
         names: Names of the files that were read.
     """
 
-    def __init__(self, request: Request, fields: FormFields) -> None:
+    def __init__(self, request: Request, fields: FormFields, folder: Path) -> None:
         self._request = request
         self._fields = fields
+        self._folder = folder
         self.names: set[str] = set()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -87,7 +90,7 @@ class ContextFiles:
             name = _relative(upload.field)
             self.names.add(name)
             # The header of a member has its size, which is known only when the file has arrived.
-            with tempfile.TemporaryFile() as spool:
+            with tempfile.TemporaryFile(dir=self._folder) as spool:
                 async for chunk in upload.chunks:
                     spool.write(chunk)
                 for piece in _member(name, spool):
@@ -106,7 +109,7 @@ async def start(request: Request) -> BuildResponse:
     files: set[str] = set()
     if is_multipart(request):
         fields = FormFields(*_FIELDS, max_bytes=dockerfile.MAX_BYTES)
-        content = ContextFiles(request, fields)
+        content = ContextFiles(request, fields, uploads.folder)
         await uploads.write(principal, context, content)
         texts, files = fields.texts, content.names
     else:
@@ -121,7 +124,12 @@ async def start(request: Request) -> BuildResponse:
     except BaseException:
         await uploads.remove(principal, context)
         raise
-    await builds.start(principal, build, plan)
+    try:
+        await builds.start(principal, build, plan)
+    except SandlotError:
+        await node.template_builds.cancel(build)  # otherwise it would wait for ever
+        await uploads.remove(principal, context)
+        raise
     return build_response(build, body.name)
 
 
