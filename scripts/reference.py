@@ -360,7 +360,7 @@ _TEMPLATE_PROPERTIES = (
 _SIZES = {"base": "405 MiB", "code-interpreter": "877 MiB, of which it shares 405 MiB with `base`"}
 _OWN_TEMPLATES = """\
 `sandlot image build --recipes DIRECTORY NAME` builds an image from your own recipe, a TOML file like those in `src/sandlot/images/recipes`, for
-example to try it. Services offer the built-in templates only. To start sandboxes with other packages, install them in a sandbox and take a
+example to try it. Users of a service [build templates](../how-to/build-templates.md) from Dockerfiles, or install packages in a sandbox and take a
 [snapshot](../how-to/snapshots-and-forks.md)."""
 
 

@@ -63,6 +63,8 @@ RIGHT: Mapping[str, Asked] = {
     "PATCH /v1/pools/{pool}": Asked({"max": 0}),
     "DELETE /v1/pools/{pool}": Asked(last=True),
     "PATCH /v1/webhooks/{webhook}": Asked(json={"enabled": False}),
+    "PUT /v1/templates/{template}/tags/{tag}": Asked({"build": "{build}"}),
+    "DELETE /v1/templates/{template}/tags/{tag}": Asked(last=True),
     "PATCH /v1/agents/{agent}": Asked({"name": "x"}),
     "POST /v1/agents/{agent}/archive": Asked(last=True),
     "DELETE /v1/agents/{agent}": Asked(last=True),
@@ -80,12 +82,17 @@ RIGHT: Mapping[str, Asked] = {
 }
 """Requests that are more than their path."""
 
-OWNERS_404: Mapping[str, str] = {"POST /v1/sandboxes/{sandbox}/network/approve": "refusal_not_found"}
+OWNERS_404: Mapping[str, str] = {
+    "POST /v1/sandboxes/{sandbox}/network/approve": "refusal_not_found",
+    "PUT /v1/templates/{template}/tags/{tag}": "build_not_found",  # the build has failed
+}
 """Route -> code of the owner's 404, which a stranger does not hear."""
 
 NOBODYS: Mapping[str, str] = {
     "/v1/keys/{key}": "only operators may ask, and all others hear that first (403), whichever key it is",
-    "/v1/templates/{template}": "the templates of a node are the same for everybody",
+    "/v1/templates/{template}": "the built-in templates are the same for everybody; tests/unit/core/test_template_builds.py asks for others",
+    "/v1/templates/{template}/builds": "a name is each key's own; tests/unit/core/test_template_builds.py asks for ids",
+    "/v1/build-contexts/{archive}": "a name is each key's own (tests/unit/builds/test_uploads.py)",
 }
 """Routes with an id that is nobody's secret, and why."""
 
@@ -147,7 +154,11 @@ async def belongings(owner: httpx.AsyncClient) -> Mapping[str, str]:
     assert response.is_success, response.text
     session = (await owner.post("/agentsandbox/v1/sessions", json={})).json()["session_id"]
     talk = await agent_session(owner)
+    build = (await owner.post("/v1/templates/web/builds", json={"dockerfile": "FROM none.invalid/image"})).json()
     return {
+        "template": build["template"],
+        "build": build["id"],
+        "tag": "v1",
         "agent": talk["agent"],
         "agent_session": talk["session"],
         "sandboxapi": await other_session(owner),

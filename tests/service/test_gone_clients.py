@@ -86,8 +86,8 @@ STREAMED: Mapping[str, Request] = {
     "GET /v1/events": Request("GET /v1/events?after=0", accept=EVENTS, read=1),
 }
 """Every operation whose answer comes piece by piece."""
-ELSEWHERE = {"POST /v1/programs/batch", "GET /v1/agent-sessions/{session}/events"}
-"""The first makes sandboxes, the second needs a model: tests/service/test_oneshot.py, tests/unit/server/v1/test_agents.py."""
+ELSEWHERE = {"POST /v1/programs/batch", "GET /v1/agent-sessions/{session}/events", "GET /v1/template-builds/{build}/log"}
+"""They make sandboxes, or need a model or a build: tests/service/test_oneshot.py, tests/unit/server/v1/test_agents.py, test_template_builds.py."""
 
 CUT: Mapping[str, Request] = {
     **STREAMED,

@@ -187,6 +187,17 @@ class World:
         self.call("POST", f"/v1/agent-sessions/{session}/interrupt")
         return session
 
+    def build(self) -> str:
+        """A build of a template, which has failed."""
+        build = self.call("POST", f"/v1/templates/{BUILT}/builds", json={"dockerfile": NO_BASE})["id"]
+        list(self.client.templates.follow_log(build))
+        return str(build)
+
+    def of_build(self) -> Mapping[str, Any]:
+        """A request about a template that was built."""
+        self.build()
+        return {"path_parameters": {"template": BUILT, "tag": "v1"}}
+
     def new_key(self) -> str:
         """Somebody else's key."""
         return str(self.call("POST", "/v1/keys", json={"name": secrets.token_hex(8)})["id"])
@@ -255,6 +266,8 @@ def volume() -> Mapping[str, Any]:
 
 WEBHOOK = {"url": "https://sandlot.invalid/", "events": ["sandbox.promoted"]}
 """Whom nobody ever tells of anything: there is no such name (RFC 6761)."""
+BUILT, NO_BASE = "schema", "FROM sandlot.invalid/none\n"
+"""A template, and a build of it that fails at once."""
 EMPTY_POOL = {"template": TEMPLATE, "warm": 0, "max": 0}
 Asked = Mapping[str, Any]
 FILE: Asked = {"query": {"path": "/workspace/file"}}
@@ -307,6 +320,11 @@ GOOD: Mapping[str, Callable[[World], Asked] | Asked] = {
     "file_store_upload": {"query": {"filename": "a.txt"}, "body": b"hello", "media_type": BINARY},
     "file_store_import": lambda world: {"body": {"file_ids": [world.stored()]}},
     "file_store_export": {"body": {"path": "/workspace/file"}},
+    "templates_build": {"path_parameters": {"template": BUILT}, "body": {"dockerfile": NO_BASE}},
+    "templates_list_builds": World.of_build,
+    "templates_delete": World.of_build,
+    "templates_remove_tag": World.of_build,
+    "templates_upload_context": {"body": archive(), "media_type": BINARY},
     "agents_create": {"body": AGENT},
     "agents_update": {"body": {"name": "Other"}},
     "agent_sessions_create": lambda world: {"body": {"agent": world.agent()}},
@@ -333,6 +351,9 @@ NAMES: Mapping[str, Callable[[World], str]] = {
     "key": World.new_key,
     "port": lambda _: "8000",
     "template": lambda _: TEMPLATE,
+    "build": World.build,
+    "archive": lambda _: "app",
+    "tag": lambda _: "v1",
 }
 """Name in a path -> something that there is."""
 
@@ -343,6 +364,7 @@ REFUSED = {
     "files_read_signed": 403,
     "files_write_signed": 403,
     "network_approve": 404,
+    "templates_set_tag": 404,
 }
 """What cannot be asked well over TCP, or with what is here alone."""
 
@@ -488,6 +510,7 @@ PRODUCERS: Mapping[str, tuple[str, str, str]] = {
     "volumes_create": ("201", "volume", "/id"),
     "pools_create": ("201", "pool", "/id"),
     "webhooks_create": ("201", "webhook", "/id"),
+    "templates_build": ("201", "build", "/id"),
     "agents_create": ("201", "agent", "/id"),
     "agent_sessions_create": ("201", "session", "/id"),
     "keys_create": ("201", "key", "/id"),
@@ -546,6 +569,9 @@ IN_ANY_SANDBOX: Mapping[str, Callable[[], Asked]] = {
     "volumes_attach": lambda: {"body": {"volume": "none", "path": "/mounted"}},
     "pools_create": lambda: {"body": {**EMPTY_POOL, "limits": {"pids": 100 + secrets.randbelow(1000)}}},
     "keys_create": lambda: {"body": {"name": secrets.token_hex(8)}},
+    "templates_list_builds": dict,
+    "templates_delete": dict,
+    "templates_remove_tag": dict,
 }
 """Operation -> a good request of it, where GOOD has none or one that takes too much for a step of a sequence."""
 

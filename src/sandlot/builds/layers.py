@@ -92,7 +92,7 @@ class LayerStore:
         return await run_in_own_thread(self._prune, frozenset(keep))
 
     def _prune(self, keep: frozenset[str]) -> int:
-        wanted = {digest.removeprefix(_ALGORITHM) for digest in keep} | self._writing
+        wanted = {_file_name(digest) for digest in keep} | self._writing
         strays = [file for file in self._folder.iterdir() if file.name not in wanted] if self._folder.is_dir() else []
         for file in strays:
             file.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ class LayerStore:
     def _path(self, digest: str) -> Path:
         if not DIGEST.fullmatch(digest):
             raise ConflictError(f"{digest[:80]!r} is not the digest of a layer.", hint="Build the template again.")
-        return self._folder / digest.removeprefix(_ALGORITHM)
+        return self._folder / _file_name(digest)
 
 
 class LayerWriter:
@@ -150,5 +150,9 @@ class LayerWriter:
 
     def _publish(self) -> None:
         os.fsync(self._descriptor)
-        self._path.rename(self._path.with_name(self._hash.hexdigest()))
+        self._path.rename(self._path.with_name(_file_name(f"{_ALGORITHM}{self._hash.hexdigest()}")))
         durable.fsync_folder(self._path.parent)
+
+
+def _file_name(digest: str) -> str:
+    return digest.replace(":", "-")

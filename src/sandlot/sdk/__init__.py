@@ -89,7 +89,7 @@ from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, Prog
 from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, SandboxState, Usage
 from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
-from sandlot.sdk.models.templates import TemplateInfo
+from sandlot.sdk.models.templates import BuildLine, TemplateBuild, TemplateInfo
 from sandlot.sdk.models.volumes import Mount, VolumeInfo
 from sandlot.sdk.models.webhooks import WebhookInfo
 from sandlot.sdk.transfer.upload import TransferProgress
@@ -133,6 +133,7 @@ __all__ = [
     "AsyncWebhooks",
     "AuthenticationError",
     "BatchItem",
+    "BuildLine",
     "CapacityInfo",
     "ChangedFile",
     "Chart",
@@ -219,6 +220,7 @@ __all__ = [
     "SnapshotKind",
     "Snapshots",
     "StoredFile",
+    "TemplateBuild",
     "TemplateInfo",
     "TemplateSnapshot",
     "Templates",

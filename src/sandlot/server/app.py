@@ -12,6 +12,7 @@ from sandlot import __version__
 from sandlot.agents.service.limits import AgentLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.runtime import AgentRuntime
+from sandlot.builds.dependencies import Builds
 from sandlot.builds.uploads import Uploads
 from sandlot.compat.vendor import PrefixRouter
 from sandlot.core.ports import SystemClock
@@ -38,6 +39,7 @@ from sandlot.server.v1 import (
     sandboxes,
     service,
     snapshots,
+    template_builds,
     templates,
     terminals,
     tunnels,
@@ -66,6 +68,7 @@ MCP_ROUTE = Route("/mcp", McpEndpoint("sandlot.mcp.http_sessions"), methods=["GE
 _RESOURCES = (
     service,
     templates,
+    template_builds,
     sandboxes,
     lifecycle,
     snapshots,
@@ -101,6 +104,7 @@ def create_app(
     turns: RequestTurns | None = None,
     preview_addresses: PreviewAddresses | None = None,
     runtime: AgentRuntime | None = None,
+    builds: Builds | None = None,
 ) -> FastAPI:
     """Return the ASGI application of a service.
 
@@ -109,6 +113,7 @@ def create_app(
         turns: Turns of the requests of the service. None: turns of this app alone.
         preview_addresses: Address of the previews. None: there are no previews.
         runtime: Runs agents. None: a runtime without models.
+        builds: Runs builds of templates. None: the service builds no templates.
     """
     app = _empty_app()
     app.router.routes.extend(_served_routes())
@@ -117,6 +122,7 @@ def create_app(
     app.state.node = service.node
     app.state.previews = preview_addresses
     app.state.agents = runtime or AgentRuntime(service.node, Models({}), AgentLimits(), preview_addresses)
+    app.state.builds = builds
     app.state.uploads = Uploads(service.settings.build_uploads, SystemClock(), max_bytes=service.settings.upload_max_bytes)
     app.state.mcp = McpService(service.stop, service.settings.mcp_allowed_hosts)
     app.state.json_parser = JsonParser()

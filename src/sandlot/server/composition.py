@@ -106,6 +106,7 @@ from sandlot.model.ports import Driver, HostReading
 from sandlot.model.repositories import Blobs, Store
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
 from sandlot.server import data_dir, log_config
+from sandlot.server.build_bases import ServiceBases
 from sandlot.server.image_templates import ImageTemplates
 from sandlot.server.settings import Settings
 from sandlot.server.user_templates import UserTemplates
@@ -150,8 +151,7 @@ class RunningService:
         metrics: Metrics, in which the HTTP requests are counted.
         store: Repositories.
         blobs: Contents of stored files.
-        roots: Makes the root images of users' templates.
-        layers: Layers of users' templates.
+        bases: Bases of builds of templates.
         stop: Event that ends the service when it is set.
         keep: Leave the sandboxes running for the next service.
     """
@@ -164,8 +164,7 @@ class RunningService:
     metrics: Metrics
     store: Store
     blobs: Blobs
-    roots: RootImageBuilder
-    layers: LayerStore
+    bases: ServiceBases
     stop: asyncio.Event
     keep: bool
 
@@ -474,8 +473,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             metrics=metrics,
             store=store,
             blobs=blobs,
-            roots=roots,
-            layers=layers,
+            bases=ServiceBases(template_store, image_store, roots, layers, image_registry),
             stop=asyncio.Event(),
             keep=keep,
         )

@@ -30,6 +30,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sandlot import __version__
 from sandlot.agents.service.models import Models, load_models
 from sandlot.agents.service.runtime import AgentRuntime
+from sandlot.builds.limits import BuildLimits
+from sandlot.builds.runtime import BuildRuntime
+from sandlot.core.ports import SystemClock
 from sandlot.host.cpu_latency import CpuLatency
 from sandlot.host.service_cgroup import service_cgroup
 from sandlot.model.errors import ConflictError, InvalidRequestError, SandlotError
@@ -177,7 +180,8 @@ class Server(uvicorn.Server):
         settings = service.settings
         models = Models({} if settings.agent_models is None else load_models(settings.agent_models))
         self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews)
-        app: ASGIApp = create_app(service, turns, self.previews, self.agents)
+        self.builds = BuildRuntime(service.node, service.bases, settings.builds, BuildLimits(), SystemClock())
+        app: ASGIApp = create_app(service, turns, self.previews, self.agents, self.builds)
         self.previews.app = app
         if service.settings.low_latency == "on":
             app = _keep_awake(app)
@@ -228,6 +232,7 @@ class Server(uvicorn.Server):
         """Start to serve on listening sockets."""
         await self.previews.open()
         await self.agents.start()
+        await self.builds.open()
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
@@ -246,7 +251,9 @@ class Server(uvicorn.Server):
         self._service.settings.socket.unlink(missing_ok=True)
         self._service.events.close()  # followers would keep their connections open until the timeout
         self._service.node.agents.close()
+        self._service.node.template_builds.close()
         await self.agents.aclose()
+        await self.builds.aclose()
         closing_previews = asyncio.create_task(self.previews.aclose())
         closing = asyncio.create_task(self._service.internals.manager.aclose(keep=self._service.keep))
         await super().shutdown(sockets)

@@ -369,9 +369,19 @@ class Settings:
         return self.data_dir / "files"
 
     @property
+    def builds(self) -> Path:
+        """Folder of builds of templates: layers, uploads and temporary files."""
+        return self.data_dir / "builds"
+
+    @property
+    def build_uploads(self) -> Path:
+        """Folder with the archives that clients upload for builds."""
+        return self.builds / "uploads"
+
+    @property
     def layers(self) -> Path:
         """Folder with the layers of users' templates."""
-        return self.data_dir / "layers"
+        return self.builds / "layers"
 
     @property
     def saved(self) -> Path:

@@ -5,7 +5,8 @@ Invariant: A build of a user is a list of layers in the database; its root image
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from sandlot.builds.root_images import RootImageBuilder
@@ -19,8 +20,12 @@ from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import WORKSPACE, RootKind, TemplateRef, User
 from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TEMPLATE_NAME, BuildRecord, BuildStatus, TemplateRecord
 
+MAX_LENT: Final = 1_000
+"""Maximum number of root images that are lent at a time."""
 MAX_LISTED: Final = 1_000
 """Maximum number of templates of one owner that :meth:`UserTemplates.list` returns."""
+_LENT: Final = "root."
+"""Beginning of the names of lent root images, which no template can have."""
 
 
 class UserTemplates:
@@ -42,6 +47,8 @@ class UserTemplates:
         self._open_layer = open_layer
         self._digests: dict[str, str] = {}
         """Id of a build -> digest of its root image, which depends on the guest layer and so does not change while the service runs."""
+        self._lent: OrderedDict[TemplateRef, Mapping[str, str]] = OrderedDict()
+        """Root images that builds start sandboxes from without a template of their own -> environment."""
 
     async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
         """Return the built-in templates, those of the operator and those of a principal that have a ready build or one that runs, by name."""
@@ -51,10 +58,34 @@ class UserTemplates:
                 found[record.name] = await self._info(record)
         return [found[name] for name in sorted(found)]
 
+    def lend(self, principal: Principal, digest: str, env: Mapping[str, str]) -> str:
+        """Let a principal start sandboxes from a root image that belongs to no template, and return the name for it.
+
+        The name is valid until the service stops, or until :data:`MAX_LENT` other root images were lent.
+        """
+        ref = TemplateRef(principal.owner, f"{_LENT}{digest}", digest)
+        self._lent[ref] = env
+        self._lent.move_to_end(ref)
+        if len(self._lent) > MAX_LENT:
+            self._lent.popitem(last=False)
+        return ref.name
+
+    async def current_build(self, ref: TemplateRef) -> BuildRecord | None:
+        """Return the build of a user's template that a reference means; None for a built-in template.
+
+        Raises:
+            NotFoundError: The template has no current build.
+        """
+        found = await self._find_build(ref)
+        return None if found is None else found[1]
+
     async def find(self, principal: Principal, name: str) -> TemplateRef | None:
         """Return the template that a name, a name with a tag (``web:v1``) or the id of a template means; None if there is none."""
         if principal == INTERNAL:
             return await self._builtin.find(principal, name)
+        if name.startswith(_LENT):
+            lent = TemplateRef(principal.owner, name, name.removeprefix(_LENT))
+            return lent if lent in self._lent else None
         base, _, tag = name.partition(":")
         record = await self._find(principal, base)
         if record is None:
@@ -66,6 +97,8 @@ class UserTemplates:
 
     async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
         """Return what sandboxes of a template get if their request does not say otherwise."""
+        if ref.name.startswith(_LENT):
+            return TemplateDefaults(root_kind=RootKind.IMAGE)
         found = await self._find_build(ref)
         if found is None:
             return await self._builtin.defaults(ref)
@@ -91,7 +124,7 @@ class UserTemplates:
         if found is not None:
             return await self._resolve(found[1])
         if (root := await self._roots.find(ref.digest)) is not None:
-            return ResolvedTemplate(root, {})  # the template was deleted, but a sandbox or a snapshot uses its root
+            return ResolvedTemplate(root, self._lent.get(ref, {}))  # lent, or of a deleted template that a sandbox or a snapshot uses
         return await self._builtin.at(ref)
 
     async def _find(self, principal: Principal, name: str) -> TemplateRecord | None:

@@ -35,6 +35,7 @@ COMMANDS = {
     *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "export", "events"),
     *("webhook create", "webhook ls", "webhook update", "webhook rm", "pool create", "pool ls", "pool update", "pool rm"),
     *("key create", "key ls", "key update", "key rm", "key whoami", "serve", "service stop", "service capacity"),
+    *("template build", "template builds", "template logs", "template cancel", "template tag", "template rm"),
     *("template ls", "template info", "image build", "image ls", "image rm", "image prune", "doctor", "bench", "demo", "version"),
 }
 SHORT_FLAGS = {

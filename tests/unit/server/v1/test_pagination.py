@@ -19,7 +19,8 @@ PATHS = sorted(
 
 
 def test_every_list_with_a_next_cursor_is_here() -> None:
-    assert PATHS == ["/v1/agent-sessions", "/v1/agents", "/v1/events", "/v1/executions", "/v1/files", "/v1/keys", "/v1/sandboxes", "/v1/snapshots"]
+    names = ("agent-sessions", "agents", "events", "executions", "files", "keys", "sandboxes", "snapshots", "templates/{template}/builds")
+    assert [f"/v1/{name}" for name in names] == PATHS
 
 
 @pytest.mark.parametrize("path", PATHS)

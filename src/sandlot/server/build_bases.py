@@ -1,0 +1,118 @@
+"""Bases of builds: connects templates, image registries and root images to the runtime of builds.
+
+Invariant: The layers of an image are stored before a build uses them, because a registry may not have them later.
+"""
+
+from __future__ import annotations
+
+from sandlot.builds.bases import BaseRoot, Report
+from sandlot.builds.layers import LayerStore
+from sandlot.builds.plan import EmptyBase, ImageBase, LayersBase, TemplateBase
+from sandlot.builds.root_images import RootImageBuilder
+from sandlot.core.ports import ImageRegistry
+from sandlot.images.store import ImageStore
+from sandlot.model.access import Principal
+from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
+from sandlot.model.images import ImageConfig, parse_reference
+from sandlot.model.specs import WORKSPACE, TemplateRef
+from sandlot.model.templates import BuiltRoot
+from sandlot.server.user_templates import UserTemplates
+
+
+class ServiceBases:
+    """Implements the bases of builds.
+
+    Args:
+        templates: Templates of the service.
+        images: Images of the built-in templates.
+        roots: Makes root images.
+        layers: Stored layers.
+        registry: Image registries. None: the operator allows none.
+    """
+
+    def __init__(
+        self, templates: UserTemplates, images: ImageStore, roots: RootImageBuilder, layers: LayerStore, registry: ImageRegistry | None = None
+    ) -> None:
+        self._templates = templates
+        self._images = images
+        self._roots = roots
+        self._layers = layers
+        self._registry = registry
+
+    async def open(self, principal: Principal, base: ImageBase | TemplateBase | LayersBase | EmptyBase, report: Report) -> BaseRoot:
+        """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
+
+        The name of a template, as in ``FROM base``, means the template also where an image is expected.
+
+        Raises:
+            NotFoundError: There is no such template or image.
+            ForbiddenError: The operator does not allow the registry of the image.
+            SandlotError: The image cannot be pulled, or has a forbidden layer.
+        """
+        match base:
+            case TemplateBase(name):
+                found = await self._template(principal, name)
+                if found is None:
+                    raise NotFoundError(
+                        f"There is no template {name[:64]!r} to build from.",
+                        code=ErrorCode.TEMPLATE_NOT_FOUND,
+                        hint="List the templates to find their names.",
+                        fields={"template": name[:64]},
+                    )
+                return found
+            case ImageBase(reference):
+                return await self._template(principal, reference) or await self._image(principal, reference, report)
+            case LayersBase(root, config):
+                return await self._layered(principal, root, config, report)
+            case EmptyBase():
+                return await self._layered(principal, BuiltRoot((), 0), ImageConfig(), report)
+
+    async def prepare(self, root: BuiltRoot, report: Report) -> None:
+        """Make the root image of a finished build, so that sandboxes can start from it at once.
+
+        Raises:
+            SandlotError: A layer has a forbidden entry, or the root file system is too large.
+        """
+        await self._roots.ensure(root, self._layers.open, report)
+
+    async def _template(self, principal: Principal, name: str) -> BaseRoot | None:
+        """Return a template as a base. A built-in template is built first if it has no build."""
+        ref = await self._templates.find(principal, name)
+        if ref is None:
+            return None
+        build = await self._templates.current_build(ref)
+        if build is None:
+            return await self._builtin(ref)
+        if build.root is None:
+            return None
+        settings = build.settings
+        config = ImageConfig(env=settings.env, user=settings.user, working_dir=settings.working_dir)
+        return BaseRoot(name, build.root, await self._roots.digest(build.root), config)
+
+    async def _builtin(self, ref: TemplateRef) -> BaseRoot:
+        resolved = await self._templates.build(ref, images=False)
+        image = self._images.find(ref.name)
+        if image is None:
+            raise NotFoundError(f"The image of the template {ref.name} was removed during the build.", hint="Try again.")
+        config = ImageConfig(env=resolved.env, working_dir=WORKSPACE)
+        return BaseRoot(ref.name, BuiltRoot((), image.size_bytes, base=image.digest, base_name=ref.name), image.digest, config)
+
+    async def _image(self, principal: Principal, reference: str, report: Report) -> BaseRoot:
+        parsed = parse_reference(reference)
+        if self._registry is None:
+            raise ForbiddenError(
+                f"The image {reference[:128]!r} cannot be pulled: this service uses no registry.",
+                hint="Build from a template of this service, or ask the operator to set SANDLOT_REGISTRIES.",
+                fields={"image": reference[:128]},
+            )
+        image = await self._registry.resolve(parsed)
+        for number, layer in enumerate(image.layers, 1):
+            report(f"pulling layer {number} of {len(image.layers)} of {parsed} ({layer.size_bytes} bytes)")
+            await self._layers.put(layer, self._registry.read_layer(parsed, layer))
+        return await self._layered(principal, BuiltRoot(image.layers, image.size_bytes), image.config, report)
+
+    async def _layered(self, principal: Principal, root: BuiltRoot, config: ImageConfig, report: Report) -> BaseRoot:
+        await self._roots.ensure(root, self._layers.open, report)
+        digest = await self._roots.digest(root)
+        name = self._templates.lend(principal, digest, config.env)
+        return BaseRoot(name, root, digest, config)

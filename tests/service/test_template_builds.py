@@ -1,0 +1,52 @@
+"""A template is built from a Dockerfile on the command line, its sandboxes have what the build made, and nothing is left when it is deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandlot import Sandbox
+from tests.support.localservice import LocalService
+
+DOCKERFILE = """\
+FROM base AS tools
+RUN echo '#!/bin/sh' > /tool && echo 'echo from the first stage' >> /tool && chmod 755 /tool
+FROM base
+RUN echo built > /etc/marker && rm /etc/debian_version
+ENV GREETING=hello
+WORKDIR /srv/app
+COPY . .
+COPY --from=tools /tool /usr/bin/tool
+USER user
+CMD python3 -m http.server 8000
+"""
+CHECK = "id -un; pwd; cat /etc/marker; echo $GREETING; tool; cat page.html; ls /etc/debian_version; curl -s localhost:8000/page.html"
+
+
+@pytest.mark.slow
+def test_dockerfile_becomes_a_template(service: LocalService, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    (tmp_path / "page.html").write_text("<p>page</p>\n")
+    (tmp_path / ".dockerignore").write_text("secret\n")
+    (tmp_path / "secret").write_text("s")
+    templates = service.client.templates
+    built = templates.build("web", context=tmp_path, ready_command="curl -sf localhost:8000", memory="512M")
+    assert built.status == "ready"
+    assert service.client.sandboxes.list() == []
+    with service.create(template="web") as sandbox:
+        assert sandbox.commands.run(CHECK).stdout.splitlines() == [
+            *("user", "/srv/app", "built", "hello", "from the first stage", "<p>page</p>", "<p>page</p>")
+        ]
+        assert sandbox.commands.run("ls -A").stdout.split() == [".dockerignore", "Dockerfile", "page.html"]
+        assert sandbox.info().limits.memory_bytes == 512 << 20
+        sandbox.snapshot("of-web")
+    with Sandbox.create(snapshot="of-web", client=service.client) as copy:
+        assert copy.commands.run("curl -s localhost:8000/page.html").stdout == "<p>page</p>\n"
+    lines: list[str] = []
+    again = templates.build("web", context=tmp_path, on_line=lambda line: lines.append(line.text))
+    assert again.status == "ready"
+    assert any(line.startswith("CACHED RUN echo built") for line in lines)
+    service.client.snapshots.delete("of-web")
+    templates.delete("web")
+    assert "web" not in [each.name for each in templates.list()]
