@@ -19,7 +19,7 @@ from sandlot.core.pools import ownership
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.pool import Pool
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
-from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, TemplateDefaults, VolumeDisks
+from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, VolumeDisks
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
 from sandlot.images.recipe import builtin
@@ -30,6 +30,7 @@ from sandlot.model.repositories import Store
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.service import Capacity, TemplateInfo
 from sandlot.model.specs import Limits, RootFs, RootKind, TemplateRef
+from sandlot.model.templates import TemplateDefaults
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver, MemoryInstance

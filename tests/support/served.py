@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandlot.core.ports import ResolvedTemplate, TemplateDefaults
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, Principal
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.templates import TemplateDefaults
 from sandlot.server import composition, process
 from sandlot.server.__main__ import main
 

@@ -24,7 +24,7 @@ from sandlot.core.files.files import make_working_directory
 from sandlot.core.files.store import FileStore, inject
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
-from sandlot.core.ports import Clock, TemplateDefaults
+from sandlot.core.ports import Clock
 from sandlot.core.registry import SandboxRegistry
 from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers
@@ -42,6 +42,7 @@ from sandlot.model.repositories import Blobs
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, SandboxSpec, TemplateRef, VolumeMount
 from sandlot.model.states import State
+from sandlot.model.templates import TemplateDefaults
 
 SetupStep = Callable[[Sandbox], Coroutine[Any, Any, object]]
 """Function that sets up a new sandbox, for example writes files, after the first response of its guest and before the response to the client."""

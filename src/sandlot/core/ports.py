@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,8 @@ from sandlot.model.images import Image, ImageReference, Layer
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.network_activity import NetworkActivity, NetworkRefusal
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import WORKSPACE, Limits, RootFs, RootKind, TemplateRef, User
+from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.templates import TemplateDefaults
 
 
 class Clock(Protocol):
@@ -61,27 +62,6 @@ class ResolvedTemplate:
 
     root: RootFs
     env: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateDefaults:
-    """Values that sandboxes of a template get unless their request says otherwise.
-
-    Args:
-        root_kind: Kind of root file system that drivers need for the template: image if no build of it is a folder.
-        limits: Limits.
-        cwd: Working directory.
-        user: User of processes whose request names none.
-        start_command: Command of the shell that is started in every new sandbox; empty for none.
-        ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
-    """
-
-    root_kind: RootKind = RootKind.TREE
-    limits: Limits = field(default_factory=Limits)
-    cwd: str = WORKSPACE
-    user: User = User.USER
-    start_command: str = ""
-    ready_command: str = ""
 
 
 class TemplateStore(Protocol):

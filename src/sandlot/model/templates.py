@@ -18,7 +18,7 @@ from typing import Final
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, TemplateId
 from sandlot.model.images import Layer
-from sandlot.model.specs import Limits
+from sandlot.model.specs import WORKSPACE, Limits, RootKind, User
 
 DEFAULT_TEMPLATE_TAG: Final = "default"
 """Tag of the build from which a sandbox starts if the request names no tag."""
@@ -65,6 +65,27 @@ class TemplateSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
     working_dir: str = ""
+    start_command: str = ""
+    ready_command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateDefaults:
+    """Values that sandboxes of a template get unless their request says otherwise.
+
+    Args:
+        root_kind: Kind of root file system that drivers need for the template: image if no build of it is a folder.
+        limits: Limits.
+        cwd: Working directory.
+        user: User of processes whose request names none.
+        start_command: Command of the shell that is started in every new sandbox; empty for none.
+        ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
+    """
+
+    root_kind: RootKind = RootKind.TREE
+    limits: Limits = field(default_factory=Limits)
+    cwd: str = WORKSPACE
+    user: User = User.USER
     start_command: str = ""
     ready_command: str = ""
 

@@ -20,13 +20,14 @@ from typing import Final
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, TemplateDefaults
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.host.blocking import run_in_own_thread
 from sandlot.images.store import BUILDER, ImageStore
 from sandlot.model.access import INTERNAL, LOCAL, Principal
 from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.templates import TemplateDefaults
 
 MAX_BUILDS: Final = 2
 """Maximum number of templates that are built at the same time. A build takes one processor for minutes."""

@@ -389,11 +389,6 @@ class Settings:
         return self.data_dir / "saved"
 
     @property
-    def build_uploads(self) -> Path:
-        """Folder of the archives that clients upload for builds."""
-        return self.data_dir / "builds" / "uploads"
-
-    @property
     def volumes(self) -> Path:
         """Folder of the volumes."""
         return self.data_dir / "volumes"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from sandlot.builds.root_images import RootImageBuilder
-from sandlot.core.ports import ResolvedTemplate, TemplateDefaults, TemplateStore
+from sandlot.core.ports import ResolvedTemplate, TemplateStore
 from sandlot.model.access import INTERNAL, LOCAL, OwnerId, Principal
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.ids import TEMPLATE_ID, TemplateId
@@ -18,7 +18,7 @@ from sandlot.model.images import Layer
 from sandlot.model.repositories import TemplateRepository
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import WORKSPACE, RootKind, TemplateRef, User
-from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TEMPLATE_NAME, BuildRecord, BuildStatus, TemplateRecord
+from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TEMPLATE_NAME, BuildRecord, BuildStatus, TemplateDefaults, TemplateRecord
 
 MAX_LENT: Final = 1_000
 """Maximum number of root images that are lent at a time."""

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.ports import TemplateDefaults
+from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import INTERNAL, LOCAL, OPERATOR, OwnerId, Principal
 from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import NodeId, new_template_id
 from sandlot.model.images import Layer
+from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import GIB, Limits, RootFs, RootKind, TemplateRef, User
-from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot, TemplateRecord, TemplateSettings
+from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot, TemplateDefaults, TemplateRecord, TemplateSettings
 from sandlot.server.user_templates import UserTemplates
 from sandlot.testing.memory.store import MemoryDatabase, MemoryStore
 from tests.support.clock import ManualClock
-from tests.support.node import MemoryTemplates
 
 ALICE = Principal(OwnerId("a11ce0a11ce0"), "alice")
 BOB = Principal(OwnerId("b0bb0bb0bb0b"), "bob")
@@ -45,6 +45,25 @@ class Roots:
 
     async def find(self, digest: str) -> RootFs | None:
         return _image(digest) if digest in self.cached else None
+
+
+class BuiltIn:
+    """The built-in template ``base``."""
+
+    async def list(self, _principal: Principal) -> list[TemplateInfo]:
+        return [TemplateInfo("base", "", "0" * 64)]
+
+    async def find(self, _principal: Principal, name: str) -> TemplateRef | None:
+        return TemplateRef(LOCAL, name) if name == "base" else None
+
+    async def defaults(self, _ref: TemplateRef) -> TemplateDefaults:
+        return TemplateDefaults()
+
+    async def build(self, _ref: TemplateRef, *, images: bool) -> ResolvedTemplate:  # noqa: ARG002 - of the interface
+        return ResolvedTemplate(RootFs("0" * 64, Path("/tree")), {})
+
+    async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
+        return await self.build(ref, images=False) if ref.digest == "0" * 64 else None
 
 
 @dataclass
@@ -75,7 +94,7 @@ class At:
 async def at() -> AsyncIterator[At]:
     async with MemoryStore(MemoryDatabase()) as store:
         roots: Any = Roots()
-        yield At(UserTemplates(MemoryTemplates(), store.templates, roots, _no_layer), store, roots)
+        yield At(UserTemplates(BuiltIn(), store.templates, roots, _no_layer), store, roots)
 
 
 async def test_name_means_the_own_template_then_that_of_the_operator_then_the_builtin_one(at: At) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import structlog
 
-from sandlot.core.ports import ResolvedTemplate, TemplateDefaults, TemplateStore
+from sandlot.core.ports import ResolvedTemplate, TemplateStore
 from sandlot.core.resources.drivers import Drivers
 from sandlot.model.access import Principal
 from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.ports import DriverCapability
 from sandlot.model.service import TemplateInfo
 from sandlot.model.specs import TemplateRef
+from sandlot.model.templates import TemplateDefaults
 
 _log = structlog.get_logger("sandlot.core")
 

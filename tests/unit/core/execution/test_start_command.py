@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sandlot.core.ports import TemplateDefaults
 from sandlot.model.access import OPERATOR
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, ProcessSpec, User
+from sandlot.model.templates import TemplateDefaults
 from tests.support.node import MemoryNode
 
 READY = TemplateDefaults(limits=Limits(memory_bytes=2 * GIB), cwd="/home/user", user=User.ROOT, start_command="sleep 1000")
