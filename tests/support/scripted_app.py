@@ -74,10 +74,13 @@ def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> http
     return httpx.AsyncClient(transport=httpx.ASGITransport(from_peer), base_url="http://sandlot", headers=headers)
 
 
-class _IdleAgents:
-    """Agents without runs, which a service looks for at its start. Tests of agents use the real ones."""
+class _Idle:
+    """Agents without runs and templates without builds, which a service looks for at its start. Tests of both use the real ones."""
 
     async def running(self) -> list[Any]:
+        return []
+
+    async def open_builds(self) -> list[Any]:
         return []
 
     def close(self) -> None:
@@ -97,8 +100,8 @@ async def serve_scripted(
         listeners: Further sockets.
         keys: API keys.
     """
-    idle: Any = _IdleAgents()
-    service = scripted_service(replace(node.services, agents=idle), replace(settings or Settings(), data_dir=folder / "data"), keys)
+    idle: Any = _Idle()
+    service = scripted_service(replace(node.services, agents=idle, template_builds=idle), replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
     async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service

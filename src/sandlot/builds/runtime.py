@@ -89,15 +89,21 @@ class BuildRuntime:
     async def open(self) -> None:
         """Record the builds of the last service as failed, and remove their sandboxes. Call this before any other method."""
         await self._blobs.open()
-        for build in await self._node.template_builds.open_builds():
+        lost = await self._node.template_builds.open_builds()
+        if lost:  # the sandboxes of a build are removed before its end is recorded
+            await self._remove_sandboxes()
+        for build in lost:
             await self._node.template_builds.fail(build, UnavailableError(RESTARTED))
+
+    async def _remove_sandboxes(self) -> None:
+        """Remove the sandboxes of all builds of this node."""
         after: Position | None = None
         while True:
             page = await self._node.sandboxes.list(OPERATOR, SandboxFilter(states=LIVE), after=after, limit=_PAGE)
             for info in page.items:
                 if BUILD in info.metadata and info.node == self._node.id:
                     with suppress(NotFoundError):
-                        await self._node.sandboxes.kill(OPERATOR, info.id)
+                        await self._node.sandboxes.kill(OPERATOR, info.id, wait=False)
             if not page.more:
                 return
             after = Position(page.items[-1].created_at, page.items[-1].id)

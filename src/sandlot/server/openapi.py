@@ -79,7 +79,10 @@ PARAMETERS: Mapping[str, tuple[str, str]] = {
     "execution": ("Id of the code or command run.", "7d2f0a91c4e84b1f9a3d5c6b7e8f9012"),
     "agent": ("Id of the agent.", "agent_x2m4c7qpl5tnbdwy"),
     "session": ("Id of the session.", "sess_x2m4c7qpl5tnbdwy"),
-    "template": ("Name of the template.", "code-interpreter"),
+    "template": ("Name of the template, or id of a template that was built.", "code-interpreter"),
+    "build": ("Id of the build.", "2f0c1e34-7c1d-4d6e-9a53-5b8c21a4b0aa"),
+    "tag": ("Tag: 1 to 128 letters, digits, dots, hyphens and underscores.", "v1"),
+    "archive": ("Name of the archive: 1 to 128 letters, digits, hyphens and underscores.", "app"),
 }
 """Path parameter -> its description and an example, for routes that do not describe the parameter."""
 

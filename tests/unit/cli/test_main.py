@@ -282,7 +282,7 @@ WITHOUT_JSON = {
     *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
-    *("agent chat", "agent rm"),
+    *("agent chat", "agent rm", "template logs", "template cancel", "template tag", "template rm"),
     *("demo", "serve", "forward", "url", "export", "mcp install"),
 }
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ STREAMED = {
     ("POST", "/tensorlake/sbx/{sandbox}/api/v1/processes/{process}/stdin"),
     ("PUT", "/api/v1/files"),
     ("POST", "/api/v1/processes/{process}/stdin"),
+    ("PUT", "/v1/build-contexts/{archive}"),
     ("PUT", "/e2b/builds/uploads"),
     ("POST", "/pandastack/v1/templates/build"),
     ("PUT", "/tensorlake/images/v4/uploads"),
@@ -57,7 +59,11 @@ STREAMED = {
 """Methods and paths that take uploads; no others do."""
 BUILD_UPLOADS = {("PUT", "/e2b/builds/uploads"), ("PUT", "/tensorlake/images/v4/uploads")}
 """Methods and paths that take archives for builds. Their URLs are signed."""
-STORED = {("POST", "/v1/files"), ("POST", "/agentsandbox/v1/files"), ("POST", "/pandastack/v1/templates/build"), *BUILD_UPLOADS}
+STORED = {
+    *(("POST", "/v1/files"), ("POST", "/agentsandbox/v1/files"), ("POST", "/pandastack/v1/templates/build")),
+    *(("PUT", f"/v1/build-contexts/{id_}") for id_ in IDS),
+    *BUILD_UPLOADS,
+}
 """Methods and paths that take uploads for the file store and for builds. All other uploads go to a sandbox and have no limit."""
 
 CHUNK = bytes(MIB)
@@ -119,9 +125,9 @@ APIS["native and root"] = [entry for entry in ROUTES if not any(entry in entries
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - an ASGI app
+def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401 - an ASGI app
     monkeypatch.setattr(middleware, "DRAIN_MAX_BYTES", 2 * len(CHUNK))
-    return create_app(scripted_service(EmptyNode().services, replace(Settings(), upload_max_bytes=UPLOAD_MAX_BYTES)))
+    return create_app(scripted_service(EmptyNode().services, replace(Settings(), data_dir=tmp_path, upload_max_bytes=UPLOAD_MAX_BYTES)))
 
 
 @cases("api", APIS)
