@@ -38,6 +38,7 @@ IN_MEMORY = ("sandlot.testing.memory.", "tests.support.node.")
 NEEDS_BEHAVIOUR = {
     "tests/unit/server/test_composition.py": "its subject is a whole service, built on a driver",
     "tests/unit/server/test_faults.py": "its subject is failures of drivers and guests, as clients of the service read them",
+    "tests/unit/server/test_user_templates.py": "its subject is which of the stored templates and builds a name means",
     "tests/unit/web/test_websocket.py": "its subject is the order and the backpressure of bytes between a client and a program in a sandbox",
 }
 """Test module -> reason why it imports the node in memory."""

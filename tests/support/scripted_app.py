@@ -101,7 +101,9 @@ async def serve_scripted(
         keys: API keys.
     """
     idle: Any = _Idle()
-    service = scripted_service(replace(node.services, agents=idle, template_builds=idle), replace(settings or Settings(), data_dir=folder / "data"), keys)
+    service = scripted_service(
+        replace(node.services, agents=idle, template_builds=idle), replace(settings or Settings(), data_dir=folder / "data"), keys
+    )
     service.settings.socket.parent.mkdir(parents=True)
     async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service

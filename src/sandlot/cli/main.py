@@ -32,9 +32,9 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
             (
-                "aiohappyeyeballs", "alembic", "asyncpg", "certifi", "dns", "e2b_dockerfile_utils", "fastapi", "fastapi_offline", "greenlet", "h11", "httptools", "idna",
-                "obstore", "packaging", "prometheus_client", "pydantic", "pydantic_settings", "python_multipart", "sqlalchemy", "starlette",
-                "structlog", "uvicorn", "uvloop",
+                "aiohappyeyeballs", "alembic", "asyncpg", "certifi", "dns", "e2b_dockerfile_utils", "fastapi", "fastapi_offline", "greenlet", "h11",
+                "httptools", "idna", "obstore", "packaging", "prometheus_client", "pydantic", "pydantic_settings", "python_multipart",
+                "sqlalchemy", "starlette", "structlog", "uvicorn", "uvloop",
             ),
             "server",
         ),

@@ -147,12 +147,15 @@ def _keep_awake(app: ASGIApp) -> ASGIApp:
 
 @asynccontextmanager
 async def serve_in_background(service: RunningService, listeners: list[socket]) -> AsyncIterator[None]:
-    """Serve on listening sockets until the context ends, then end the service and close the sockets."""
+    """Serve on listening sockets from the beginning of the context, once the service has started, to its end. Then close the sockets."""
     server = Server(service)
     task = asyncio.create_task(server.until_stopped(listeners, signals=False))
+    waiting = asyncio.create_task(server.has_started.wait())
     try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         yield
     finally:
+        waiting.cancel()
         service.stop.set()
         await task
 
@@ -173,6 +176,7 @@ class Server(uvicorn.Server):
         self.connections = ConnectionShares(connections, now_s, trusted_proxies=service.settings.trusted_proxies)
         """Connections on TCP, with the share of each address and key."""
         local_connections = ConnectionShares(connections, now_s, shared=False)
+        self.has_started = asyncio.Event()
         slices, turns = SliceTurns(), RequestTurns()
         self.previews = PreviewListener(service.settings, service.node, VENDORS, turns, max_connections=connections, local=local)
         http = functools.partial(listener.SandlotHttpProtocol, tcp=self.connections, local=local_connections, turns=slices)
@@ -236,6 +240,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(listener.BACKLOG)  # asyncio has limited it to the number of connections that it accepts at once
+        self.has_started.set()
 
     async def main_loop(self) -> None:
         """Serve until the exit. uvicorn's own loop asks ten times per second whether to exit."""

@@ -148,9 +148,16 @@ async def test_builds_of_the_last_service_are_failed_and_their_sandboxes_removed
     await BuildRuntime(bench.node, bench.bases, tmp_path / "next", BuildLimits(), bench.memory.clock).open()
     failed = await bench.node.template_builds.get_build(ALICE, build.id)
     assert (failed.status, failed.error.startswith(RESTARTED)) == (BuildStatus.FAILED, True)
-    found = await bench.node.sandboxes.list(ALICE, SandboxFilter(), after=None, limit=10)
-    assert other.id in [each.id for each in found.items]
-    assert left.id not in [each.id for each in found.items if not each.is_over]
+
+    async def live() -> set[str]:
+        found = await bench.node.sandboxes.list(ALICE, SandboxFilter(), after=None, limit=10)
+        return {each.id for each in found.items if not each.is_over}
+
+    async def is_removed() -> bool:
+        return left.id not in await live()
+
+    await until(is_removed)
+    assert other.id in await live()
 
 
 async def test_log_drops_lines_beyond_its_rate_and_number(bench: Bench) -> None:
