@@ -44,6 +44,9 @@ class StandInBuilds:
         self.gate = asyncio.Event()
         self.gate.set()
 
+    async def prune(self) -> None:
+        """Nothing is kept."""
+
     async def start(self, principal: Principal, build: BuildRecord, plan: BuildPlan) -> None:
         assert principal.sees(build.owner)
         self.plans[build.id] = plan

@@ -1,8 +1,6 @@
-"""Layers that builds have made: tar archives without compression on this host, by digest.
+"""Layers that builds make: tar archives without compression.
 
-Invariants:
-- A layer gets its name only when it is complete and synced.
-- What a sandbox sends is translated here and never unpacked.
+Invariant: What a sandbox sends is translated here and never unpacked.
 """
 
 from __future__ import annotations
@@ -11,15 +9,14 @@ import hashlib
 import os
 import tarfile
 import uuid
-from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sandlot.builds.layers import LayerStore
 from sandlot.builds.limits import CHUNK_BYTES
 from sandlot.builds.overlays import FileEnd, FileRecord, OverlayReader
-from sandlot.host import durable
 from sandlot.host.blocking import run_blocking
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, NotFoundError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
 from sandlot.model.images import Layer
 from sandlot.model.streams import Stream
 
@@ -38,40 +35,20 @@ _KINDS: Final = {
 
 
 class LayerBlobs:
-    """Layers in a folder of the service.
+    """Makes layers of what sandboxes send.
 
     Args:
-        folder: Folder of the runtime.
-
-    Attributes:
+        layers: Stored layers.
         temporary: Folder for temporary files, which is emptied when the service starts.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "layers"
-        self.temporary = folder / "tmp"
+    def __init__(self, layers: LayerStore, temporary: Path) -> None:
+        self.layers = layers
+        self.temporary = temporary
 
     async def open(self) -> None:
-        """Create the folders, and remove incomplete layers of the last service."""
+        """Create the folder for temporary files, and empty it."""
         await run_blocking(self._open)
-
-    def has(self, digest: str) -> bool:
-        """Return whether there is a layer with a digest."""
-        return self._path(digest).is_file()
-
-    async def read(self, digest: str) -> AsyncIterator[bytes]:
-        """Yield a layer.
-
-        Raises:
-            NotFoundError: There is no such layer.
-        """
-        try:
-            file = await run_blocking(self._path(digest).open, "rb")
-        except FileNotFoundError:
-            raise NotFoundError(f"This node has no layer {digest[:80]!r}.", hint="Build the template again.") from None
-        with file:
-            while chunk := await run_blocking(file.read, CHUNK_BYTES):
-                yield chunk
 
     async def write(self, changes: Stream[bytes], reader: OverlayReader) -> Layer:
         """Store what a sandbox sends as a layer.
@@ -99,7 +76,7 @@ class LayerBlobs:
                 reader.close()
                 layer = await run_blocking(archive.finish)
                 await run_blocking(os.fsync, file.fileno())
-            await run_blocking(self._publish, path, layer.digest)
+            await run_blocking(self.layers.adopt, path, layer.digest)
         except OSError as error:
             raise LimitError("The disk of the service's host is full.", code=ErrorCode.NODE_DISK_FULL, hint="Delete old builds.") from error
         finally:
@@ -107,29 +84,10 @@ class LayerBlobs:
             await run_blocking(path.unlink, missing_ok=True)
         return layer
 
-    async def remove_except(self, keep: Collection[str]) -> None:
-        """Remove all layers but those with the given digests."""
-        wanted = {self._path(digest).name for digest in keep}
-
-        def remove() -> None:
-            for path in self._folder.iterdir():
-                if path.name not in wanted:
-                    path.unlink(missing_ok=True)
-
-        await run_blocking(remove)
-
     def _open(self) -> None:
-        for folder in (self._folder, self.temporary):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self.temporary.iterdir():
             path.unlink()
-
-    def _publish(self, path: Path, digest: str) -> None:
-        path.rename(self._path(digest))
-        durable.fsync_folder(self._folder)
-
-    def _path(self, digest: str) -> Path:
-        return self._folder / digest.replace(":", "-").replace("/", "-")
 
 
 class LayerArchive:

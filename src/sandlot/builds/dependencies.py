@@ -34,6 +34,10 @@ class Builds(Protocol):
         """Cancel a build, and wait until its sandboxes are removed. Return False if the build does not run or wait on this node."""
         ...
 
+    async def prune(self) -> None:
+        """Remove the layers that no build needs. Does nothing while a build runs."""
+        ...
+
 
 def get_builds(request: HTTPConnection) -> Builds:
     """Return the runner of the builds of the app.
@@ -69,6 +73,8 @@ async def delete_template(request: HTTPConnection, principal: Principal, templat
     for build in (await records.list_builds(principal, template=record.id, limit=OPEN_BUILDS)).items:
         await cancel_build(request, principal, build)
     await records.delete(principal, record.id)
+    if (builds := getattr(request.app.state, "builds", None)) is not None:
+        await builds.prune()
 
 
 def get_uploads(request: HTTPConnection) -> Uploads:

@@ -163,7 +163,7 @@ class Executor:
             for index in self._plan.needed():
                 self._stages[index] = await self._open(index)
             last = self._stages[len(self._plan.stages) - 1]
-            layer = None if self._plan.ignores_cache else await self._cache.find_layer(last.key, self._blobs)
+            layer = None if self._plan.ignores_cache else await self._cache.find_layer(last.key, self._blobs.layers)
             if layer is None:
                 await self._run(last)
                 await self._log.step("finalize", "Saving the files of the template")

@@ -67,6 +67,12 @@ class LayerStore:
         self._writing.add(name)
         return LayerWriter(self._folder, name, self._writing)
 
+    def adopt(self, file: Path, digest: str) -> None:
+        """Store a complete and synced file of the same file system as a layer. Blocks."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.rename(self._path(digest))
+        durable.fsync_folder(self._folder)
+
     async def put(self, layer: Layer, pieces: AsyncIterator[bytes]) -> None:
         """Store a layer that is known already, for example one of a registry. Does nothing if the layer is stored.
 

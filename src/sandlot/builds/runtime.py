@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import structlog
 from sandlot.builds.bases import BuildBases
 from sandlot.builds.blobs import LayerBlobs
 from sandlot.builds.executor import BUILD, Executor
+from sandlot.builds.layers import LayerStore
 from sandlot.builds.limits import BuildLimits
 from sandlot.builds.log import BuildLog
 from sandlot.builds.plan import BuildPlan
@@ -40,7 +40,6 @@ from sandlot.model.errors import (
     TimeoutExceededError,
     UnavailableError,
 )
-from sandlot.model.images import Layer
 from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import LIVE, SandboxFilter
 from sandlot.model.templates import BuildRecord
@@ -67,21 +66,23 @@ class BuildRuntime:
     Args:
         node: Node with the records and the sandboxes.
         bases: Bases of builds.
-        folder: Folder of the service for the layers that builds make. The runtime creates it.
+        layers: Stored layers.
+        folder: Folder of the service for temporary files and the step cache, on the file system of the layers. The runtime creates it.
         limits: Limits of builds.
         clock: Clock of the service.
     """
 
-    def __init__(self, node: Node, bases: BuildBases, folder: Path, limits: BuildLimits, clock: Clock) -> None:
+    def __init__(self, node: Node, bases: BuildBases, layers: LayerStore, folder: Path, limits: BuildLimits, clock: Clock) -> None:
         self._node = node
         self._bases = bases
         self._limits = limits
         self._clock = clock
-        self._blobs = LayerBlobs(folder)
+        self._blobs = LayerBlobs(layers, folder / "tmp")
         self._cache = StepCache(node, folder, limits, clock)
         self._waiting: dict[OwnerId, deque[_Job]] = {}
         """Owner -> waiting builds, in the order of turns: an owner whose build begins goes to the end."""
         self._jobs: dict[str, _Job] = {}
+        self._pruning = asyncio.Lock()
         self._is_closed = False
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -94,6 +95,7 @@ class BuildRuntime:
             await self._remove_sandboxes()
         for build in lost:
             await self._node.template_builds.fail(build, UnavailableError(RESTARTED))
+        await self.prune()
 
     async def _remove_sandboxes(self) -> None:
         """Remove the sandboxes of all builds of this node."""
@@ -171,17 +173,12 @@ class BuildRuntime:
         if job is not None:
             await job.ended.wait()
 
-    def read_layer(self, layer: Layer) -> AsyncIterator[bytes]:
-        """Yield a layer that a build has made.
-
-        Raises:
-            NotFoundError: This node has no such layer.
-        """
-        return self._blobs.read(layer.digest)
-
-    def has_layer(self, layer: Layer) -> bool:
-        """Return whether a build of this node has made a layer."""
-        return self._blobs.has(layer.digest)
+    async def prune(self) -> None:
+        """Remove the layers that no build needs. Does nothing while a build runs, because its layers are not recorded yet."""
+        async with self._pruning:
+            if not any(job.task is not None for job in self._jobs.values()):
+                ready = await self._node.template_builds.ready_builds()
+                await self._blobs.layers.prune({layer.digest for build in ready if build.root is not None for layer in build.root.layers})
 
     # Queue -----------------------------------------------------------------------------------------------------------
 
@@ -216,9 +213,12 @@ class BuildRuntime:
         finally:
             self._forget(job)
             self._begin_next()
+        with suppress(SandlotError):
+            await self.prune()
 
     async def _build(self, job: _Job) -> None:
-        records = self._node.template_builds
+        async with self._pruning:
+            records = self._node.template_builds  # from here on, no layer is removed
         begun = await records.begin(job.build)
         if begun is None:
             return  # it was deleted

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import structlog
 
-from sandlot.builds.blobs import LayerBlobs
+from sandlot.builds.layers import LayerStore
 from sandlot.builds.limits import BuildLimits
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
@@ -124,14 +124,14 @@ class StepCache:
 
     # Results ---------------------------------------------------------------------------------------------------------
 
-    async def find_layer(self, key: str, blobs: LayerBlobs) -> Layer | None:
+    async def find_layer(self, key: str, layers: LayerStore) -> Layer | None:
         """Return the layer that the same steps have made before, if it is still stored."""
         path = self._folder / key
         try:
             layer = Layer(**json.loads(await run_blocking(path.read_text)))
         except (OSError, ValueError, TypeError):
             return None
-        return layer if self._limits.cache_bytes and blobs.has(layer.digest) else None
+        return layer if self._limits.cache_bytes and layers.has(layer.digest) else None
 
     async def save_layer(self, key: str, layer: Layer) -> None:
         """Remember the layer that a build has made."""

@@ -44,6 +44,10 @@ MAX_LINES: Final = 20_000
 """Number of lines after which the log of a build takes no more lines."""
 MAX_LINE_CHARS: Final = 4096
 """Maximum length of a line of a log. Longer lines are cut."""
+KEPT_UNTAGGED: Final = 3
+"""Number of ready builds of a template without a tag that are kept. Older ones are deleted when another build is ready."""
+MAX_LISTED: Final = 1_000
+"""Number of builds among which those without a tag are looked for."""
 LINES_PAGE: Final = 200
 """Number of lines that a follower reads from the store at once."""
 LINES_POLL_S: Final = 5.0
@@ -314,7 +318,10 @@ class TemplateBuilds:
     async def finish(self, build: BuildRecord, root: BuiltRoot, settings: TemplateSettings) -> BuildRecord | None:
         """Record that a build is ready. Its template gets its tags and limits. Return the changed build; None if it has ended or was deleted."""
         ready = replace(build, status=BuildStatus.READY, ended_at=self._clock.now(), step="", root=root, settings=settings)
-        return await self._end(ready)
+        ended = await self._end(ready)
+        if ended is not None:
+            await self._remove_untagged(build.template)
+        return ended
 
     async def fail(self, build: BuildRecord, error: SandlotError, step: str = "") -> BuildRecord | None:
         """Record that a build has failed. Return the changed build; None if it has ended or was deleted.
@@ -330,9 +337,14 @@ class TemplateBuilds:
         """Record that a build was cancelled. Return the changed build; None if it has ended or was deleted."""
         return await self._end(replace(build, status=BuildStatus.CANCELLED, ended_at=self._clock.now()))
 
-    async def remove_build(self, build: str) -> None:
-        """Delete a build that no tag names. Idempotent."""
-        await self._templates.remove_build(build)
+    async def _remove_untagged(self, template: TemplateId) -> None:
+        """Delete the ready builds of a template that no tag names, except the newest ``KEPT_UNTAGGED``."""
+        record = await self._templates.get(template)
+        tagged = set() if record is None else set(record.tags.values())
+        builds = await self._templates.list_builds(owner=None, template=template, limit=MAX_LISTED)
+        untagged = [build for build in builds if build.status is BuildStatus.READY and build.id not in tagged]
+        for build in untagged[KEPT_UNTAGGED:]:
+            await self._templates.remove_build(build.id)
 
     async def _end(self, record: BuildRecord) -> BuildRecord | None:
         self._lines.pop(record.id, None)

@@ -152,6 +152,7 @@ class RunningService:
         store: Repositories.
         blobs: Contents of stored files.
         bases: Bases of builds of templates.
+        layers: Layers of templates of users.
         stop: Event that ends the service when it is set.
         keep: Leave the sandboxes running for the next service.
     """
@@ -165,6 +166,7 @@ class RunningService:
     store: Store
     blobs: Blobs
     bases: ServiceBases
+    layers: LayerStore
     stop: asyncio.Event
     keep: bool
 
@@ -473,6 +475,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             metrics=metrics,
             store=store,
             blobs=blobs,
+            layers=layers,
             bases=ServiceBases(template_store, image_store, roots, layers, image_registry),
             stop=asyncio.Event(),
             keep=keep,

@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         models = Models({} if settings.agent_models is None else load_models(settings.agent_models))
         self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews)
-        self.builds = BuildRuntime(service.node, service.bases, settings.builds, BuildLimits(), SystemClock())
+        self.builds = BuildRuntime(service.node, service.bases, service.layers, settings.builds, BuildLimits(), SystemClock())
         app: ASGIApp = create_app(service, turns, self.previews, self.agents, self.builds)
         self.previews.app = app
         if service.settings.low_latency == "on":

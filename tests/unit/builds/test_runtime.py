@@ -10,14 +10,16 @@ import pytest
 
 from sandlot.builds.bases import BaseRoot, Report
 from sandlot.builds.executor import BUILD
+from sandlot.builds.layers import LayerStore
 from sandlot.builds.limits import BuildLimits
 from sandlot.builds.log import BuildLog, OutputLines
 from sandlot.builds.plan import Base, BuildPlan, EmptyBase, FixedSteps, Stage
 from sandlot.builds.runtime import RESTARTED, BuildRuntime
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, LimitError, NotFoundError, UnavailableError
+from sandlot.model.images import Layer
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxFilter
-from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot
+from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot, TemplateSettings
 from tests.support.node import MemoryNode, NodeState, open_node
 from tests.support.until import until
 
@@ -50,7 +52,7 @@ class Bases:
 class Bench:
     def __init__(self, memory: MemoryNode, folder: Path, bases: Bases, limits: BuildLimits) -> None:
         self.memory, self.bases, self.node = memory, bases, memory.service.node
-        self.runtime = BuildRuntime(self.node, bases, folder, limits, memory.clock)
+        self.runtime = BuildRuntime(self.node, bases, LayerStore(folder / "layers"), folder, limits, memory.clock)
 
     async def request(self, principal: Principal) -> BuildRecord:
         _, build = await self.node.template_builds.request(principal, "app")
@@ -140,12 +142,36 @@ async def test_build_takes_limited_time(bench: Bench, tmp_path: Path) -> None:
     assert "0.01 seconds, the maximum" in (await bench.node.template_builds.get_build(ALICE, build.id)).error
 
 
+def next_runtime(bench: Bench, folder: Path) -> BuildRuntime:
+    """Return the runtime of the next service."""
+    return BuildRuntime(bench.node, bench.bases, LayerStore(folder / "layers"), folder, BuildLimits(), bench.memory.clock)
+
+
+async def test_layers_that_no_ready_build_has_are_removed_while_none_runs(bench: Bench, tmp_path: Path) -> None:
+    runtime, layers = next_runtime(bench, tmp_path / "next"), LayerStore(tmp_path / "next/layers")
+    kept, dropped = [await stored(layers, content) for content in (b"kept", b"dropped")]
+    build = await bench.request(ALICE)
+    await bench.node.template_builds.finish(build, BuiltRoot((kept,), 1), TemplateSettings())
+    await runtime.prune()
+    assert (layers.has(kept.digest), layers.has(dropped.digest)) == (True, False)
+    await bench.node.template_builds.delete(ALICE, build.template)
+    await runtime.prune()
+    assert not layers.has(kept.digest)
+
+
+async def stored(layers: LayerStore, content: bytes) -> Layer:
+    """Store a layer."""
+    with layers.begin() as writer:
+        await writer.write(content)
+        return await writer.finish("application/vnd.oci.image.layer.v1.tar", f"sha256:{'0' * 64}")
+
+
 async def test_builds_of_the_last_service_are_failed_and_their_sandboxes_removed(bench: Bench, tmp_path: Path) -> None:
     build = await bench.request(ALICE)
     await bench.node.template_builds.begin(build)
     left = await bench.node.sandboxes.create(ALICE, CreateSandboxParams(metadata={BUILD: build.id}))
     other = await bench.node.sandboxes.create(ALICE, CreateSandboxParams())
-    await BuildRuntime(bench.node, bench.bases, tmp_path / "next", BuildLimits(), bench.memory.clock).open()
+    await next_runtime(bench, tmp_path / "next").open()
     failed = await bench.node.template_builds.get_build(ALICE, build.id)
     assert (failed.status, failed.error.startswith(RESTARTED)) == (BuildStatus.FAILED, True)
 

@@ -161,6 +161,16 @@ async def test_tags_name_ready_builds_of_the_template(service: TemplateBuilds) -
         await service.set_tags(ALICE, "web", {f"t{number}": two.id for number in range(101)})
 
 
+async def test_old_builds_without_a_tag_are_deleted(service: TemplateBuilds, clock: ManualClock) -> None:
+    generous = replace(ALICE, quota=Quota())
+    builds = []
+    for number in range(6):
+        builds.append(await built(service, principal=generous, tags=("first",) if number == 0 else ()))
+        clock.advance(1)
+    left = [build.id for build in (await service.list_builds(ALICE, template="web")).items]
+    assert left == [builds[5].id, builds[4].id, builds[3].id, builds[2].id, builds[0].id]
+
+
 async def test_template_is_deleted_once_its_builds_have_ended(service: TemplateBuilds) -> None:
     await built(service)
     _, build = await service.request(ALICE, "web")
