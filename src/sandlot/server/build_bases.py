@@ -12,8 +12,9 @@ from sandlot.builds.root_images import RootImageBuilder
 from sandlot.core.ports import ImageRegistry
 from sandlot.images.store import ImageStore
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, ForbiddenError, NotFoundError
-from sandlot.model.images import ImageConfig, parse_reference
+from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.image_aliases import ImageAliases
+from sandlot.model.images import ImageConfig, ImageReference, parse_reference
 from sandlot.model.specs import WORKSPACE, TemplateRef
 from sandlot.model.templates import BuiltRoot
 from sandlot.server.user_templates import UserTemplates
@@ -27,17 +28,26 @@ class ServiceBases:
         images: Images of the built-in templates.
         roots: Makes root images.
         layers: Stored layers.
-        registry: Image registries. None: the operator allows none.
+        registry: Image registries.
+        aliases: Images that other images or templates stand for.
     """
 
     def __init__(
-        self, templates: UserTemplates, images: ImageStore, roots: RootImageBuilder, layers: LayerStore, registry: ImageRegistry | None = None
+        self,
+        *,
+        templates: UserTemplates,
+        images: ImageStore,
+        roots: RootImageBuilder,
+        layers: LayerStore,
+        registry: ImageRegistry,
+        aliases: ImageAliases,
     ) -> None:
         self._templates = templates
         self._images = images
         self._roots = roots
         self._layers = layers
         self._registry = registry
+        self._aliases = aliases
 
     async def open(self, principal: Principal, base: ImageBase | TemplateBase | LayersBase | EmptyBase, report: Report) -> BaseRoot:
         """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
@@ -61,7 +71,7 @@ class ServiceBases:
                     )
                 return found
             case ImageBase(reference):
-                return await self._template(principal, reference) or await self._image(principal, reference, report)
+                return await self._template(principal, reference) or await self._aliased(principal, reference, report)
             case LayersBase(root, config):
                 return await self._layered(principal, root, config, report)
             case EmptyBase():
@@ -97,14 +107,17 @@ class ServiceBases:
         config = ImageConfig(env=resolved.env, working_dir=WORKSPACE)
         return BaseRoot(ref.name, BuiltRoot((), image.size_bytes, base=image.digest, base_name=ref.name), image.digest, config)
 
-    async def _image(self, principal: Principal, reference: str, report: Report) -> BaseRoot:
+    async def _aliased(self, principal: Principal, reference: str, report: Report) -> BaseRoot:
         parsed = parse_reference(reference)
-        if self._registry is None:
-            raise ForbiddenError(
-                f"The image {reference[:128]!r} cannot be pulled: this service uses no registry.",
-                hint="Build from a template of this service, or ask the operator to set SANDLOT_REGISTRIES.",
-                fields={"image": reference[:128]},
-            )
+        alias = self._aliases.resolve(parsed)
+        if alias is None:
+            return await self._image(principal, parsed, report)
+        report(alias.notice)
+        if alias.image is not None:
+            return await self._image(principal, alias.image, report)
+        return await self.open(principal, TemplateBase(alias.template), report)
+
+    async def _image(self, principal: Principal, parsed: ImageReference, report: Report) -> BaseRoot:
         image = await self._registry.resolve(parsed)
         for number, layer in enumerate(image.layers, 1):
             report(f"pulling layer {number} of {len(image.layers)} of {parsed} ({layer.size_bytes} bytes)")

@@ -476,7 +476,14 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             store=store,
             blobs=blobs,
             layers=layers,
-            bases=ServiceBases(template_store, image_store, roots, layers, image_registry),
+            bases=ServiceBases(
+                templates=template_store,
+                images=image_store,
+                roots=roots,
+                layers=layers,
+                registry=image_registry,
+                aliases=settings.aliases,
+            ),
             stop=asyncio.Event(),
             keep=keep,
         )

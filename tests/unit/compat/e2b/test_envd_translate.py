@@ -179,7 +179,7 @@ def test_file_events_are_translated() -> None:
     ],
 )
 def test_basic_header_names_the_user(header: str, user: str) -> None:
-    assert translate.basic_user(header) == User(user)
+    assert translate.basic_user(header, User.USER) == User(user)
 
 
 @given(st.binary(max_size=100))

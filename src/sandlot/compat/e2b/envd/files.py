@@ -36,7 +36,8 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 async def read(request: Request, query: FilesQuery) -> Response:
     """Return the content of a file as a response."""
-    sandbox, user = await access.find_requested_sandbox(request), translate.user(query.username)
+    sandbox = await access.find_requested_sandbox(request)
+    user = translate.user(query.username, sandbox.spec.user)
     path = translate.absolute(query.path or "", await find_home(request, sandbox.id, user))
     content = await get_node(request).files.read(get_principal(request), sandbox.id, path, user=User.ROOT)
     return KeepAliveStreamResponse(content, content.aclose, media_type="application/octet-stream")
@@ -44,7 +45,8 @@ async def read(request: Request, query: FilesQuery) -> Response:
 
 async def write(request: Request, query: FilesQuery) -> Response:
     """Write one file, or the files of a form."""
-    sandbox, user = (await access.find_requested_sandbox(request)).id, translate.user(query.username)
+    found = await access.find_requested_sandbox(request)
+    sandbox, user = found.id, translate.user(query.username, found.spec.user)
     work = _write_form(request, sandbox, user, query.path) if is_multipart(request) else _write_body(request, sandbox, user, query.path)
     return JSONResponse(await cancel_on_hangup(request, work))
 

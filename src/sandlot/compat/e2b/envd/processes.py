@@ -33,7 +33,7 @@ from sandlot.model.streams import Stream
 
 async def start(call: ConnectRpcCall, message: StartMessage) -> RpcStream:
     """Start a command and stream its events."""
-    spec = translate.process_spec(message, call.user, call.home, call.timeout_s)
+    spec = translate.process_spec(message, call.user, call.home, call.folder, call.timeout_s)
     events = await call.node.processes.stream(call.principal, call.sandbox, spec, options=ExecutionOptions(origin=VENDOR), keeps_running=True)
     return RpcStream(_messages(events, spec.timeout_s, pty=spec.pty), events.aclose, translate.KEEPALIVE)
 

@@ -27,7 +27,7 @@ from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, TimeoutExceededError
 from sandlot.model.ids import SandboxId
-from sandlot.model.specs import KIB, User
+from sandlot.model.specs import KIB, WORKSPACE, User
 from sandlot.web import errors as web_errors
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body
@@ -52,20 +52,22 @@ class ConnectRpcCall:
         sandbox: Sandbox of the call.
         user: User of the call.
         home: Home directory of the user.
+        folder: Working directory of processes.
 
     Raises:
         SandlotError: A header of the request is invalid.
     """
 
-    __slots__ = ("home", "node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
+    __slots__ = ("folder", "home", "node", "ping_s", "principal", "request", "sandbox", "timeout_s", "user")
 
-    def __init__(self, request: Request, sandbox: SandboxId, user: User, home: str) -> None:
+    def __init__(self, request: Request, sandbox: SandboxId, user: User, home: str, folder: str) -> None:
         self.request = request
         self.node: Node = get_node(request)
         self.principal: Principal = get_principal(request)
         self.sandbox = sandbox
         self.user = user
         self.home = home
+        self.folder = folder
         self.timeout_s = connect_rpc.timeout_s(request.headers.get("connect-timeout-ms"))
         self.ping_s = translate.ping_s(request.headers.get("keepalive-ping-interval", ""))
 
@@ -86,9 +88,11 @@ class RpcStream:
 
 
 async def _open_call(request: Request) -> ConnectRpcCall:
-    sandbox = (await access.find_requested_sandbox(request)).id
-    user = translate.basic_user(request.headers.get("authorization", ""))
-    return ConnectRpcCall(request, sandbox, user, await find_home(request, sandbox, user))
+    sandbox = await access.find_requested_sandbox(request)
+    user = translate.basic_user(request.headers.get("authorization", ""), sandbox.spec.user)
+    home = await find_home(request, sandbox.id, user)
+    # The default folder of sandboxes is not that of E2B, but that of a template is what the template's steps say.
+    return ConnectRpcCall(request, sandbox.id, user, home, home if sandbox.spec.cwd == WORKSPACE else sandbox.spec.cwd)
 
 
 def add_unary_method(

@@ -195,6 +195,6 @@ class FilesQuery(QueryModel):
     """Query of ``/files``."""
 
     path: Text | None = None
-    username: Text = "user"
+    username: Text = ""
     signature: str = ""
     signature_expiration: str = ""

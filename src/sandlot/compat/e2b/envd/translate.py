@@ -45,33 +45,41 @@ WATCH_KEEPALIVE: Mapping[str, Any] = {"keepalive": {}}
 PING_S, PING_MOST_S = 50.0, 3600.0
 
 
-def user(name: str) -> User:
-    """Return a user by name or uid; empty is the default user.
+def user(name: str, default: User = User.USER) -> User:
+    """Return a user by name or uid.
+
+    Args:
+        name: Name or uid; empty: the default user.
+        default: Default user of the sandbox.
 
     Raises:
         AuthenticationError: The name cannot be that of a user.
     """
     with suppress(InvalidRequestError):
-        found = User(name or "user")
+        found = User(name) if name else default
         if ":" not in name:  # a colon would make signatures of URLs ambiguous
             return found
     raise AuthenticationError(f"{name[:50]!r} is not a user.", code=ErrorCode.UNAUTHENTICATED, hint="Pass a login name of the sandbox.")
 
 
-def basic_user(authorization: str) -> User:
+def basic_user(authorization: str, default: User) -> User:
     """Return the user of an ``Authorization: Basic`` header (RFC 7617), whose password is ignored.
+
+    Args:
+        authorization: The header.
+        default: Default user of the sandbox, for a request that names none.
 
     Raises:
         AuthenticationError: The header is not valid.
     """
     scheme, _, coded = authorization.partition(" ")
     if scheme.lower() != "basic":
-        return User.USER
+        return default
     try:
         name = base64.b64decode(coded.strip(), validate=True).decode().partition(":")[0]
     except (binascii.Error, ValueError):
         name = "?"
-    return user(name)
+    return user(name, default)
 
 
 def absolute(path: str, home: str) -> str:
@@ -82,13 +90,14 @@ def absolute(path: str, home: str) -> str:
     return home if relative in {"", "~", "."} else f"{home.rstrip('/')}/{relative}"
 
 
-def process_spec(message: StartMessage, user: User, home: str, timeout_s: float | None) -> ProcessSpec:
+def process_spec(message: StartMessage, user: User, home: str, folder: str, timeout_s: float | None) -> ProcessSpec:
     """Return the process to start.
 
     Args:
         message: Message of the client.
         user: User of the process.
-        home: Home directory of the user.
+        home: Home directory of the user, at which relative paths begin.
+        folder: Working directory of a process whose message names none.
         timeout_s: Seconds until the process is killed. None: no timeout.
 
     Raises:
@@ -99,7 +108,7 @@ def process_spec(message: StartMessage, user: User, home: str, timeout_s: float 
     return ProcessSpec(
         argv=(config.cmd, *config.args),
         env=config.envs,
-        cwd=absolute(config.cwd or "", home),
+        cwd=absolute(config.cwd, home) if config.cwd else folder,
         user=user,
         stdin=message.stdin,
         timeout_s=None if not timeout_s else min(timeout_s, MAX_TIMEOUT_S),
