@@ -39,7 +39,10 @@ class Templates:
             NotFoundError: There is no such template (``template_not_found``).
         """
         ref = await self.find(principal, name)
-        return next(each for each in await self._store.list(principal) if each.name == ref.name)
+        listed = await self._store.list(principal)
+        # The list lacks templates of other owners, which an operator can name by their ids.
+        unlisted = TemplateInfo(ref.name, "", ref.digest or None, owner=ref.owner)
+        return next((each for each in listed if (each.name, each.owner) == (ref.name, ref.owner)), unlisted)
 
     async def find(self, principal: Principal, name: str) -> TemplateRef:
         """Return the template that a name means for a principal: the principal's own template, else the built-in template.
