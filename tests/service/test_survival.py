@@ -25,7 +25,7 @@ from tests.support.localservice import TEMPLATE, LocalService
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, settle, traces
 
-KEPT = {"files", "format", "lock", "node", "sandboxes", "sandlot.db", "service.log", "signing.key", "store", "runtimes"}
+KEPT = {"builds", "files", "format", "lock", "node", "sandboxes", "sandlot.db", "service.log", "signing.key", "store", "runtimes"}
 """What a state directory holds when no service runs."""
 
 
