@@ -36,8 +36,6 @@ CLEANUP_S: Final = 30.0
 COPIES: Final = 3
 """Copies of a result that exist while its response is built: the result, the message, and its JSON."""
 MAX_LINE_CHARS: Final = 200
-MAX_IMAGE_CHARS: Final = 900_000
-"""Length of all images of a result together, in base64. Python's client refuses server-sent events of more than 1 MiB (``mcp`` 2.0)."""
 RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the revisions up to 2025-11-25 for a resource that does not exist."""
 
@@ -128,23 +126,14 @@ async def isolated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def call_result(result: ToolResult) -> types.CallToolResult:
-    """Return a result in the form of the protocol. A file with the rest of long output is linked as a resource.
-
-    An image that would exceed ``MAX_IMAGE_CHARS`` is replaced by a text that says so.
-    """
+    """Return a result in the form of the protocol. A file with the rest of long output is linked as a resource."""
     content: list[types.ContentBlock] = []
-    image_chars = 0
     for each in result.content:
         match each:
             case Text(text):
                 content.append(types.TextContent(text=text))
-            case Image(media_type, data) if image_chars + len(data) <= MAX_IMAGE_CHARS:
-                image_chars += len(data)
-                content.append(types.ImageContent(data=data, mime_type=media_type))
             case Image(media_type, data):
-                size = f"{len(data) * 3 // 4:,} bytes"
-                note = f"[An image ({media_type}, {size}) is not shown: clients refuse messages of more than 1 MiB. Save a smaller one.]"
-                content.append(types.TextContent(text=note))
+                content.append(types.ImageContent(data=data, mime_type=media_type))
     sandbox, path = result.structured.get("sandbox"), result.structured.get("output_file")
     if sandbox and path:
         uri = str(resources.FileUri(sandbox, path))
