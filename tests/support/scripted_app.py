@@ -60,7 +60,7 @@ def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKe
     """Return a service that the app and the server can serve, without store."""
     store: Any = None
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics()}
-    values |= dict.fromkeys(("store", "blobs", "bases"))
+    values |= dict.fromkeys(("store", "blobs", "bases", "layers"))
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
     return RunningService(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
 
