@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sandlot.builds.layers import LayerStore
 from sandlot.core.node import Node
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
@@ -59,10 +60,11 @@ class _EmptyManager:
 def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKeys | None = None) -> RunningService:
     """Return a service that the app and the server can serve, without store."""
     store: Any = None
+    chosen = settings or Settings()
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics()}
-    values |= dict.fromkeys(("store", "blobs", "bases", "layers"))
+    values |= dict.fromkeys(("store", "blobs", "bases")) | {"layers": LayerStore(chosen.layers)}
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
-    return RunningService(settings=settings or Settings(), node=node, stop=asyncio.Event(), keep=False, **values)
+    return RunningService(settings=chosen, node=node, stop=asyncio.Event(), keep=False, **values)
 
 
 def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
@@ -81,6 +83,9 @@ class _Idle:
         return []
 
     async def open_builds(self) -> list[Any]:
+        return []
+
+    async def ready_builds(self) -> list[Any]:
         return []
 
     def close(self) -> None:
