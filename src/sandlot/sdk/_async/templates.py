@@ -5,20 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
-from sandlot.model.errors import ExecutionFailedError, InvalidRequestError, UnavailableError
+from sandlot.model.errors import ExecutionFailedError, InvalidRequestError
 from sandlot.sdk import requests
 from sandlot.sdk._async import backend
 from sandlot.sdk._async.transport import AsyncTransport
 from sandlot.sdk.build_context import packed
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.templates import BuildLine, TemplateBuild, TemplateInfo
-
-RECONNECT_WAIT_S: Final = 1.0
-"""Seconds until a broken stream of a log is opened again."""
-MAX_TRIES: Final = 10
-"""Attempts to open a stream again, one after the other, until an error is raised."""
 
 
 class AsyncTemplates:
@@ -176,22 +170,14 @@ class AsyncTemplates:
             NotFoundError: ``build_not_found``.
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        seen, tries = after, 0
-        while True:
-            try:
-                async with self._transport.event_stream("GET", f"{_build_path(build)}/log", params={"after": seen}) as stream:
-                    async for message in stream:
-                        tries = 0
-                        if message.name == "end":
-                            return
-                        line = structure(BuildLine, message.data)
-                        seen = line.number
-                        yield line
-            except UnavailableError:
-                tries += 1
-                if tries > MAX_TRIES:
-                    raise
-            await backend.sleep(RECONNECT_WAIT_S)
+        messages = self._transport.follow(f"{_build_path(build)}/log", after=after, params={}, number="number")
+        try:
+            async for message in messages:
+                if message.name == "end":
+                    return
+                yield structure(BuildLine, message.data)
+        finally:
+            await messages.aclose()
 
     async def cancel_build(self, build: str) -> TemplateBuild:
         """Cancel a build, and wait until its sandboxes are removed. A build that has ended stays as it is.

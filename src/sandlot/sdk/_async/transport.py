@@ -150,13 +150,14 @@ class AsyncTransport:
         async with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
             yield AsyncEventStream(self.target, response)
 
-    async def follow(self, path: str, *, after: int | None, params: Mapping[str, Any]) -> AsyncGenerator[Event]:
+    async def follow(self, path: str, *, after: int | None, params: Mapping[str, Any], number: str = "sequence") -> AsyncGenerator[Event]:
         """Iterate over an endless event stream whose events have sequence numbers. A broken stream is continued without a gap.
 
         Args:
             path: Path of the stream.
             after: Start with the events that have a larger ``sequence``. None: the server chooses the start, and sends it as the event ``position``.
             params: Further parameters of the request.
+            number: Field of an event with its sequence number. Events without the field are yielded as well.
 
         Raises:
             SandlotError: The service refused the request.
@@ -170,9 +171,10 @@ class AsyncTransport:
                         tries = 0
                         if message.name == "position":
                             seen = int(message.data["after"])
-                        else:
-                            seen = int(message.data["sequence"])
-                            yield message
+                            continue
+                        if number in message.data:
+                            seen = int(message.data[number])
+                        yield message
             except UnavailableError:
                 tries += 1
                 if tries > FOLLOW_TRIES:

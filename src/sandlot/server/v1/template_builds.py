@@ -11,7 +11,6 @@ from pydantic import Field
 
 from sandlot.builds import dependencies, dockerfile
 from sandlot.builds.plan import BuildPlan
-from sandlot.model.repositories import Position
 from sandlot.model.sandboxes import LimitsChange
 from sandlot.model.specs import Limits
 from sandlot.model.templates import BuildLine, BuildRecord, TemplateRecord
@@ -190,8 +189,8 @@ async def list_builds(template: str, query: Annotated[TemplateBuildsQuery, Query
     page = await get_node(request).template_builds.list_builds(
         get_principal(request), template=template, before=pagination.decode_cursor(query.cursor), limit=query.limit
     )
-    following = pagination.encode_cursor(Position(page.items[-1].created_at, page.items[-1].id)) if page.more else None
-    return json_response(TemplateBuildsResponse(builds=[TemplateBuildResponse.of(record) for record in page.items], next_cursor=following))
+    builds = [TemplateBuildResponse.of(record) for record in page.items]
+    return json_response(TemplateBuildsResponse(builds=builds, next_cursor=pagination.next_cursor(page)))
 
 
 @router.delete("/templates/{template}", status_code=204, responses=PROBLEM)
