@@ -96,6 +96,7 @@ from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.host.capacity import Host, own_bounds
 from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
+from sandlot.host.free_space import FreeSpace
 from sandlot.host.volume_disks import VolumeFiles
 from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
@@ -207,7 +208,11 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
         UnavailableError: The database cannot be reached.
     """
     image_store = ImageStore(settings.cache_dir, reserve_bytes=settings.disk_reserve_bytes)
-    images, layers, clock = ImageTemplates(image_store), LayerStore(settings.layers), clock or SystemClock()
+    images, layers, clock = (
+        ImageTemplates(image_store),
+        LayerStore(settings.layers, FreeSpace(settings.data_dir, settings.disk_reserve_bytes).check),
+        clock or SystemClock(),
+    )
     async with AsyncExitStack() as opened:
         # Storage
         data_dir.prepare_data_dir(settings.data_dir)
@@ -414,7 +419,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
         )
         agents = AgentService(node=node_id, agents=store.agents, clock=clock)
         opened.callback(agents.close)
-        template_builds = TemplateBuilds(node=node_id, templates=store.templates, builtin=frozenset(image_store.recipes), clock=clock)
+        template_builds = TemplateBuilds(node=node_id, templates=store.templates, builtin=frozenset(image_store.all_recipes), clock=clock)
         opened.callback(template_builds.close)
         tokens = TokenService(data_dir.secret(settings.data_dir), registry, clock.now, api_keys.valid_principal_of)
         node = Node(

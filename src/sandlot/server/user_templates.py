@@ -133,11 +133,14 @@ class UserTemplates:
             return record if record is not None and (principal.sees(record.owner) or record.owner == LOCAL) else None
         if not TEMPLATE_NAME.fullmatch(name):
             return None
-        owners: Sequence[OwnerId] = tuple(dict.fromkeys((principal.owner, LOCAL)))
-        for owner in owners:
-            if (record := await self._records.find(owner, name)) is not None and record.tags:
+        for owner in dict.fromkeys((principal.owner, LOCAL)):
+            if not await self._is_builtin(owner, name) and (record := await self._records.find(owner, name)) is not None and record.tags:
                 return record
         return None
+
+    async def _is_builtin(self, owner: OwnerId, name: str) -> bool:
+        """Return whether only a built-in or internal template can have a name, so that no record has to be read."""
+        return owner == LOCAL and await self._builtin.find(INTERNAL, name) is not None
 
     async def _find_build(self, ref: TemplateRef) -> tuple[TemplateRecord, BuildRecord] | None:
         """Return the template and the build that a reference means; None for a built-in template.
@@ -145,7 +148,7 @@ class UserTemplates:
         Raises:
             NotFoundError: The template has no current build.
         """
-        record = await self._records.find(ref.owner, ref.name)
+        record = None if await self._is_builtin(ref.owner, ref.name) else await self._records.find(ref.owner, ref.name)
         if record is None:
             return None
         if not ref.digest:

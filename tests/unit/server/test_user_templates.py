@@ -115,6 +115,14 @@ async def test_template_without_a_ready_build_hides_no_other(at: At) -> None:
     assert await at.templates.find(ALICE, "base") == TemplateRef(LOCAL, "base")
 
 
+async def test_record_of_the_operator_never_stands_for_a_builtin_template(at: At) -> None:
+    await at.build(await at.add("base", LOCAL), "default")
+    ref = TemplateRef(LOCAL, "base")
+    assert await at.templates.find(OPERATOR, "base") == await at.templates.find(ALICE, "base") == ref
+    assert await at.templates.defaults(ref) == TemplateDefaults()
+    assert (await at.templates.build(ref, images=False)).root.kind is RootKind.TREE
+
+
 async def test_ids_and_tags_are_found_by_those_who_see_the_template(at: At) -> None:
     record = await at.add("web")
     first, second = await at.build(record, "v1"), await at.build(record, "default", "v2")
