@@ -87,7 +87,10 @@ STREAMED: Mapping[str, Request] = {
 }
 """Every operation whose answer comes piece by piece."""
 ELSEWHERE = {"POST /v1/programs/batch", "GET /v1/agent-sessions/{session}/events", "GET /v1/template-builds/{build}/log"}
-"""They make sandboxes, or need a model or a build: tests/service/test_oneshot.py, tests/unit/server/v1/test_agents.py, test_template_builds.py."""
+"""Operations that make sandboxes, or need a model or a build.
+
+They are in tests/service/test_oneshot.py and in tests/unit/server/v1/test_agents.py and test_template_builds.py.
+"""
 
 CUT: Mapping[str, Request] = {
     **STREAMED,

@@ -71,6 +71,7 @@ class LayerBlobs:
                     pending += data
                     if len(pending) >= CHUNK_BYTES:
                         batch, pending = bytes(pending), bytearray()
+                        await run_blocking(self.layers.check_space)
                         await run_blocking(_translate, reader, archive, batch)
                 await run_blocking(_translate, reader, archive, bytes(pending))
                 reader.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,10 +30,12 @@ class LayerStore:
 
     Args:
         folder: Folder of the layers, which is created if it does not exist.
+        check_space: Function that raises LimitError while the disk has no room for layers. Called often, in a thread. None: all space may be used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, check_space: Callable[[], None] | None = None) -> None:
         self._folder = folder
+        self.check_space = check_space or _ignore_space
         self._writing: set[str] = set()
 
     def has(self, digest: str) -> bool:
@@ -65,7 +67,7 @@ class LayerStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{_INCOMPLETE}{secrets.token_hex(16)}"
         self._writing.add(name)
-        return LayerWriter(self._folder, name, self._writing)
+        return LayerWriter(self._folder, name, self._writing, self.check_space)
 
     def adopt(self, file: Path, digest: str) -> None:
         """Store a complete and synced file of the same file system as a layer. Blocks."""
@@ -113,9 +115,10 @@ class LayerStore:
 class LayerWriter:
     """Writes one layer. Leaving the ``with`` block removes an incomplete layer."""
 
-    def __init__(self, folder: Path, name: str, writing: set[str]) -> None:
+    def __init__(self, folder: Path, name: str, writing: set[str], check_space: Callable[[], None]) -> None:
         self._path = folder / name
         self._writing = writing
+        self._check_space = check_space
         self._hash = hashlib.sha256()
         self._size = 0
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -132,7 +135,8 @@ class LayerWriter:
         """Append bytes of the layer, as it is stored.
 
         Raises:
-            OSError: The disk is full or failed.
+            LimitError: The disk has no room for layers (``node_disk_full``).
+            OSError: The disk failed.
         """
         await run_blocking(self._write, piece)
 
@@ -148,6 +152,7 @@ class LayerWriter:
         return layer
 
     def _write(self, piece: bytes) -> None:
+        self._check_space()
         self._hash.update(piece)
         self._size += len(piece)
         rest = memoryview(piece)
@@ -158,6 +163,10 @@ class LayerWriter:
         os.fsync(self._descriptor)
         self._path.rename(self._path.with_name(_file_name(f"{_ALGORITHM}{self._hash.hexdigest()}")))
         durable.fsync_folder(self._path.parent)
+
+
+def _ignore_space() -> None:
+    """Let layers use all space."""
 
 
 def _file_name(digest: str) -> str:

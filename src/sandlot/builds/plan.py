@@ -236,7 +236,7 @@ class Step:
     Args:
         label: Name of the step in the log and in errors: its number, 1 for the first one of the plan.
         text: Instruction for people, in one line.
-        action: What the step does.
+        action: Action of the step.
         warning: Warning for the log; empty if there is none.
         line: Number of the line in the Dockerfile; 0: there is none.
     """

@@ -128,7 +128,7 @@ class BuildRuntime:
         Args:
             principal: Owner of the template, whose quota applies.
             build: Build that waits.
-            plan: What to build. The caller removes its contexts once :meth:`wait` returns.
+            plan: Plan of the build. The caller removes its contexts once :meth:`wait` returns.
 
         Raises:
             LimitError: The owner has too many waiting builds.
@@ -174,11 +174,19 @@ class BuildRuntime:
             await job.ended.wait()
 
     async def prune(self) -> None:
-        """Remove the layers that no build needs. Does nothing while a build runs, because its layers are not recorded yet."""
+        """Remove the layers that no build needs, and cached results that name them.
+
+        Does nothing while a build runs, because its layers are not recorded yet.
+        """
         async with self._pruning:
-            if not any(job.task is not None for job in self._jobs.values()):
-                ready = await self._node.template_builds.ready_builds()
+            if any(job.task is not None for job in self._jobs.values()):
+                return
+            ready = await self._node.template_builds.ready_builds()
+            try:
                 await self._blobs.layers.prune({layer.digest for build in ready if build.root is not None for layer in build.root.layers})
+                await self._cache.prune_results(self._blobs.layers)
+            except OSError as error:
+                _log.warning("build.layers_not_removed", error=str(error))
 
     # Queue -----------------------------------------------------------------------------------------------------------
 

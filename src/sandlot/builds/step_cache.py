@@ -126,12 +126,23 @@ class StepCache:
 
     async def find_layer(self, key: str, layers: LayerStore) -> Layer | None:
         """Return the layer that the same steps have made before, if it is still stored."""
-        path = self._folder / key
-        try:
-            layer = Layer(**json.loads(await run_blocking(path.read_text)))
-        except (OSError, ValueError, TypeError):
-            return None
-        return layer if self._limits.cache_bytes and layers.has(layer.digest) else None
+        layer = await run_blocking(_read_result, self._folder / key)
+        return layer if layer is not None and self._limits.cache_bytes and layers.has(layer.digest) else None
+
+    async def prune_results(self, layers: LayerStore) -> None:
+        """Remove the results whose layer is not stored anymore.
+
+        Raises:
+            OSError: The disk failed.
+        """
+
+        def remove() -> None:
+            for path in self._folder.iterdir() if self._folder.is_dir() else ():
+                layer = _read_result(path)
+                if layer is None or not layers.has(layer.digest):
+                    path.unlink(missing_ok=True)
+
+        await run_blocking(remove)
 
     async def save_layer(self, key: str, layer: Layer) -> None:
         """Remember the layer that a build has made."""
@@ -146,6 +157,13 @@ class StepCache:
             await run_blocking(write)
         except OSError as error:
             _log.info("build.result_not_cached", error=str(error))
+
+
+def _read_result(path: Path) -> Layer | None:
+    try:
+        return Layer(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _name(key: str) -> str:

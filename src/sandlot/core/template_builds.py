@@ -45,7 +45,9 @@ MAX_LINES: Final = 20_000
 MAX_LINE_CHARS: Final = 4096
 """Maximum length of a line of a log. Longer lines are cut."""
 KEPT_UNTAGGED: Final = 3
-"""Number of ready builds of a template without a tag that are kept. Older ones are deleted when another build is ready."""
+"""Number of ready builds of a template without a tag that are kept. Older ones are deleted when another build ends."""
+KEPT_FAILED: Final = 5
+"""Number of failed and cancelled builds of a template that are kept, each with its log."""
 MAX_LISTED: Final = 1_000
 """Number of builds among which those without a tag are looked for."""
 LINES_PAGE: Final = 200
@@ -318,10 +320,7 @@ class TemplateBuilds:
     async def finish(self, build: BuildRecord, root: BuiltRoot, settings: TemplateSettings) -> BuildRecord | None:
         """Record that a build is ready. Its template gets its tags and limits. Return the changed build; None if it has ended or was deleted."""
         ready = replace(build, status=BuildStatus.READY, ended_at=self._clock.now(), step="", root=root, settings=settings)
-        ended = await self._end(ready)
-        if ended is not None:
-            await self._remove_untagged(build.template)
-        return ended
+        return await self._end(ready)
 
     async def fail(self, build: BuildRecord, error: SandlotError, step: str = "") -> BuildRecord | None:
         """Record that a build has failed. Return the changed build; None if it has ended or was deleted.
@@ -337,18 +336,23 @@ class TemplateBuilds:
         """Record that a build was cancelled. Return the changed build; None if it has ended or was deleted."""
         return await self._end(replace(build, status=BuildStatus.CANCELLED, ended_at=self._clock.now()))
 
-    async def _remove_untagged(self, template: TemplateId) -> None:
-        """Delete the ready builds of a template that no tag names, except the newest ``KEPT_UNTAGGED``."""
+    async def _remove_old(self, template: TemplateId) -> None:
+        """Delete old builds of a template that no tag names. The newest ``KEPT_UNTAGGED`` ready ones and ``KEPT_FAILED`` others stay."""
         record = await self._templates.get(template)
         tagged = set() if record is None else set(record.tags.values())
         builds = await self._templates.list_builds(owner=None, template=template, limit=MAX_LISTED)
-        untagged = [build for build in builds if build.status is BuildStatus.READY and build.id not in tagged]
-        for build in untagged[KEPT_UNTAGGED:]:
+        ended = [build for build in builds if build.status.has_ended and build.id not in tagged]
+        ready = [build for build in ended if build.status is BuildStatus.READY]
+        failed = [build for build in ended if build.status is not BuildStatus.READY]
+        for build in (*ready[KEPT_UNTAGGED:], *failed[KEPT_FAILED:]):
             await self._templates.remove_build(build.id)
 
     async def _end(self, record: BuildRecord) -> BuildRecord | None:
         self._lines.pop(record.id, None)
-        return await self._save(record)
+        saved = await self._save(record)
+        if saved is not None:
+            await self._remove_old(record.template)
+        return saved
 
     async def _save(self, record: BuildRecord) -> BuildRecord | None:
         saved = await self._templates.save_build(record)

@@ -147,7 +147,7 @@ class BuildRecord:
         ended_at: Time at which the build ended; None: not yet.
         step: Number of the step that runs or that failed, ``base`` or ``finalize``; empty before the first step.
         error: Reason of a failure, for people; empty if there is none.
-        settings: What the build gives its sandboxes; of a ready build.
+        settings: Settings of sandboxes of a ready build.
         root: Root file system; None until the build is ready.
     """
 

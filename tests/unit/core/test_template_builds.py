@@ -171,6 +171,17 @@ async def test_old_builds_without_a_tag_are_deleted(service: TemplateBuilds, clo
     assert left == [builds[5].id, builds[4].id, builds[3].id, builds[2].id, builds[0].id]
 
 
+async def test_old_failed_builds_are_deleted(service: TemplateBuilds, clock: ManualClock) -> None:
+    builds = []
+    for _ in range(7):
+        _, build = await service.request(BOB, "web")
+        builds.append(await service.fail(build, HostError("no")))
+        clock.advance(1)
+    _, waiting = await service.request(BOB, "web")
+    left = [build.id for build in (await service.list_builds(BOB, template="web")).items]
+    assert left == [waiting.id, *(build.id for build in reversed(builds[2:]) if build is not None)]
+
+
 async def test_template_is_deleted_once_its_builds_have_ended(service: TemplateBuilds) -> None:
     await built(service)
     _, build = await service.request(ALICE, "web")
