@@ -71,7 +71,8 @@ async def delete_template(request: HTTPConnection, principal: Principal, templat
     records = get_node(request).template_builds
     record = await records.get(principal, template)
     for build in (await records.list_builds(principal, template=record.id, limit=OPEN_BUILDS)).items:
-        await cancel_build(request, principal, build)
+        if not build.status.has_ended:
+            await cancel_build(request, principal, build)
     await records.delete(principal, record.id)
     if (builds := getattr(request.app.state, "builds", None)) is not None:
         await builds.prune()

@@ -336,8 +336,11 @@ class TemplateBuilds:
         """Record that a build was cancelled. Return the changed build; None if it has ended or was deleted."""
         return await self._end(replace(build, status=BuildStatus.CANCELLED, ended_at=self._clock.now()))
 
-    async def _remove_old(self, template: TemplateId) -> None:
-        """Delete old builds of a template that no tag names. The newest ``KEPT_UNTAGGED`` ready ones and ``KEPT_FAILED`` others stay."""
+    async def _remove_old(self, template: TemplateId, *, kept: str) -> None:
+        """Delete old builds of a template that no tag names.
+
+        The newest ``KEPT_UNTAGGED`` ready ones and ``KEPT_FAILED`` others stay, and ``kept``, which has just ended and whose caller reads it.
+        """
         record = await self._templates.get(template)
         tagged = set() if record is None else set(record.tags.values())
         builds = await self._templates.list_builds(owner=None, template=template, limit=MAX_LISTED)
@@ -345,13 +348,14 @@ class TemplateBuilds:
         ready = [build for build in ended if build.status is BuildStatus.READY]
         failed = [build for build in ended if build.status is not BuildStatus.READY]
         for build in (*ready[KEPT_UNTAGGED:], *failed[KEPT_FAILED:]):
-            await self._templates.remove_build(build.id)
+            if build.id != kept:
+                await self._templates.remove_build(build.id)
 
     async def _end(self, record: BuildRecord) -> BuildRecord | None:
         self._lines.pop(record.id, None)
         saved = await self._save(record)
         if saved is not None:
-            await self._remove_old(record.template)
+            await self._remove_old(record.template, kept=record.id)
         return saved
 
     async def _save(self, record: BuildRecord) -> BuildRecord | None:

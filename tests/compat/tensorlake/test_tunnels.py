@@ -37,8 +37,8 @@ def line_of(connection):
         line += connection.recv(1)
     return line.decode().split()
 def serve(connection):
+    word, *name = line_of(connection)
     try:
-        word = line_of(connection)[0]
         if word == "echo":
             while piece := connection.recv(65536):
                 connection.sendall(piece)
@@ -59,9 +59,9 @@ def serve(connection):
                     print("full", flush=True)
         elif word == "told":
             connection.sendall(b"ready")
-            print("end" if not connection.recv(1) else "more", flush=True)
+            print(*name, "end" if not connection.recv(1) else "more", flush=True)
     except ConnectionResetError:
-        print("reset", flush=True)
+        print(*name, "reset", flush=True)
     connection.close()
 listener = socket.create_server(("127.0.0.1", 7001), backlog=128)
 while True:
@@ -132,7 +132,7 @@ def test_large_transfers_and_half_closes_pass_both_ways(tunnel: TcpTunnel) -> No
 def test_early_half_close_still_receives_everything(box: Sandbox, tunnel: TcpTunnel) -> None:
     seen = len(box.get_stdout("tunnelled").lines)
     with closing(dial(tunnel, "press", receive_buffer_bytes=65536)) as connection:
-        until_so(lambda: box.get_stdout("tunnelled").lines[seen:][-1:] == ["full"])
+        until_so(lambda: "full" in box.get_stdout("tunnelled").lines[seen:])
         connection.shutdown(socket.SHUT_WR)
         assert hashlib.sha256(rest(connection)).digest() == hashlib.sha256(bytes(range(256)) * (MORE_THAN_BUFFERS // 256)).digest()
 
@@ -148,24 +148,23 @@ def test_many_concurrent_requests(tunnel: TcpTunnel) -> None:
 
 
 def test_program_sees_a_client_disconnect(box: Sandbox, tunnel: TcpTunnel, key: str) -> None:
-    with closing(dial(tunnel, "told")) as connection:
+    with closing(dial(tunnel, "told closed")) as connection:
         assert connection.recv(5) == b"ready"
-    until_so(lambda: box.get_stdout("tunnelled").lines[-1:] == ["end"])
+    until_so(lambda: "closed end" in box.get_stdout("tunnelled").lines)
     address = f"{box.info().sandbox_url}/api/v1/tunnels/tcp?port=7001".replace("http", "ws", 1)
     cut = websocket.create_connection(address, header=[f"Authorization: Bearer {key}"])
-    cut.send_binary(b"told\n")
+    cut.send_binary(b"told cut\n")
     assert cut.recv() == b"ready"
     cut.shutdown()  # without a Close, as a client that was killed
-    until_so(lambda: box.get_stdout("tunnelled").lines[-1:] == ["reset"])
+    until_so(lambda: "cut reset" in box.get_stdout("tunnelled").lines)
 
 
 def test_closing_a_tunnel_closes_its_connections(box: Sandbox) -> None:
     tunnel = box.create_tunnel(7001, local_port=0)
-    with closing(dial(tunnel, "told")) as connection:
+    with closing(dial(tunnel, "told left")) as connection:
         assert connection.recv(5) == b"ready"
-        seen = len(box.get_stdout("tunnelled").lines)
         tunnel.close()
-        until_so(lambda: len(box.get_stdout("tunnelled").lines) == seen + 1)
+        until_so(lambda: any(line.startswith("left ") for line in box.get_stdout("tunnelled").lines))
     assert tunnel.closed
 
 

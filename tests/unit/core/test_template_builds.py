@@ -182,6 +182,16 @@ async def test_old_failed_builds_are_deleted(service: TemplateBuilds, clock: Man
     assert left == [waiting.id, *(build.id for build in reversed(builds[2:]) if build is not None)]
 
 
+async def test_old_build_that_ends_is_kept_for_its_caller(service: TemplateBuilds, clock: ManualClock) -> None:
+    builds = []
+    for _ in range(7):
+        builds.append((await service.request(BOB, "web"))[1])
+        clock.advance(1)
+    for build in reversed(builds):
+        assert await service.cancel(build) is not None
+        assert (await service.get_build(BOB, build.id)).status is BuildStatus.CANCELLED
+
+
 async def test_template_is_deleted_once_its_builds_have_ended(service: TemplateBuilds) -> None:
     await built(service)
     _, build = await service.request(ALICE, "web")

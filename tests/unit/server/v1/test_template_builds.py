@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from sandlot.builds.bases import BaseRoot
+from sandlot.core.template_builds import KEPT_FAILED
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import ForbiddenError
 from sandlot.model.images import ImageConfig
@@ -168,7 +169,9 @@ async def test_cancelled_build_leaves_no_sandbox(http: httpx.AsyncClient) -> Non
 
 
 async def test_deleted_template_takes_its_builds_along(http: httpx.AsyncClient) -> None:
-    build = await started(http, dockerfile="FROM base\nRUN sleep 1000\n")
+    for _ in range(KEPT_FAILED):
+        await followed(http, await started(http, dockerfile="FROM base\nRUN exit 1\n"))
+    build = await started(http, dockerfile="FROM base\nRUN sleep 1000\n")  # its end makes the oldest failed build one too many
     assert (await http.delete("/v1/templates/web")).status_code == 204
     problem(await http.get(f"/v1/template-builds/{build['id']}"), 404, "build_not_found")
     problem(await http.delete("/v1/templates/web"), 404, "template_not_found")
