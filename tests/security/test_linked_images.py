@@ -30,20 +30,13 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox, SandlotError
-from sandlot.images.recipe import Debian, Recipe, Step
-from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import nobody_else_notices, outcome
 from tests.support.hoststate import changes, host_state
 from tests.support.localservice import LocalService
-from tests.support.roots import Roots
+from tests.support.roots import Roots, busybox_image
 from tests.support.traces import sandbox_pids
 
-BUSYBOX = Recipe(
-    "busybox",
-    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
-    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
-)
 USES_ROOTS = True
 UP = "/../../../../../../../.."
 BAIT = "@"
@@ -135,7 +128,7 @@ def bait() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def busybox() -> Path:
     """A small image to put links into."""
-    return ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
+    return busybox_image()
 
 
 @pytest.fixture(scope="module")

@@ -14,22 +14,15 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox, SandlotError
-from sandlot.images.recipe import Debian, Recipe, Step
-from sandlot.images.store import ImageStore, cache_from
 from sandlot.model.errors import ErrorCode
 from tests.support.bystanders import outcome
 from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.localservice import LocalService
-from tests.support.roots import Roots
+from tests.support.roots import Roots, busybox_image
 
 pytestmark = pytest.mark.parametrize("isolation", CONTAINERS_FIRST, indirect=True, scope="module")
 """What the guest needs of an image does not depend on the isolation."""
 USES_ROOTS = True
-BUSYBOX = Recipe(
-    "busybox",
-    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
-    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
-)
 APPLETS = ("sh", "ls", "cat", "sleep", "id", "echo", "env", "hostname", "touch", "rm", "dd", "pwd", "wc")
 PYTHON = "usr/bin/python3.11"
 LIBRARY = "usr/lib/python3.11"
@@ -59,7 +52,7 @@ def _images(roots: Roots) -> None:
     """Add the images of this module; the usual one has its Python broken inside of a sandbox."""
     if (roots.folder / "busybox").exists():
         return
-    busybox = ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
+    busybox = busybox_image()
     roots.add("busybox", busybox)
     bare = roots.add("bare")
     _put(busybox / "bin/busybox", bare / "bin/busybox")

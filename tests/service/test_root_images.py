@@ -24,7 +24,7 @@ import pytest
 from sandlot.builds.root_images import KIND, RootImageBuilder
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.images import tree
-from sandlot.images.recipe import Debian, Recipe, Step, shipped
+from sandlot.images.recipe import shipped
 from sandlot.images.store import DEFAULT_CACHE, ImageStore
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.model.access import INTERNAL, LOCAL, OPERATOR, Principal
@@ -36,15 +36,11 @@ from sandlot.model.templates import BuiltRoot
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.image_templates import ImageTemplates
 from tests.support.image_layers import HARDLINK, StoredLayer, entry, layer_of
+from tests.support.roots import BUSYBOX
 from tests.support.saving import BASE, settings_of
 
 pytestmark = pytest.mark.slow
 
-BUSYBOX = Recipe(
-    "busybox",
-    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
-    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
-)
 LIST = """
 import json, os, stat, sys, zlib
 found, first, pending = [], {}, ["/"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sandlot import Sandbox
 from tests.support.localservice import LocalService
+from tests.support.roots import busybox_image
 
 DOCKERFILE = """\
 FROM base AS tools
@@ -50,3 +52,26 @@ def test_dockerfile_becomes_a_template(service: LocalService, tmp_path: Path) ->
     service.client.snapshots.delete("of-web")
     templates.delete("web")
     assert "web" not in [each.name for each in templates.list()]
+
+
+BARE = """\
+FROM scratch
+COPY busybox /bin/
+RUN ["/bin/busybox", "sh", "-c", "cd /bin; for each in sh sleep grep; do ./busybox ln -s busybox $each; done"]
+CMD exec busybox httpd -f -p 8000 -h /etc
+"""
+E2B_READY = """\
+[ -n "$(ss -Htuln sport = :8000)" ] && \
+curl -s -o /dev/null -w "%{http_code}" http://localhost:8000/hosts | grep -q "200" && pgrep busybox > /dev/null"""
+"""The ready commands of E2B's client for a port, a URL and a process, in one."""
+
+
+@pytest.mark.slow
+def test_ready_commands_of_e2b_work_without_their_programs(service: LocalService, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(BARE)
+    shutil.copy2(busybox_image() / "bin/busybox", tmp_path)
+    service.client.templates.build("bare", context=tmp_path, ready_command=E2B_READY)
+    with service.create(template="bare") as sandbox:
+        assert "localhost" in sandbox.commands.run("busybox wget -q -O - http://localhost:8000/hosts").stdout
+        assert sandbox.commands.run("command -v ss || command -v curl").stdout == "", "only the ready command has them"
+    service.client.templates.delete("bare")

@@ -16,11 +16,23 @@ from pathlib import Path
 
 from sandlot.host.locked_folder import remove_tree
 from sandlot.images import tree
+from sandlot.images.recipe import Debian, Recipe, Step
 from sandlot.images.store import ImageStore, cache_from
 from sandlot.link.payload import GUEST_ROOT
 from tests.support.localservice import TEMPLATE
 
 GUEST = GUEST_ROOT.strip("/")
+BUSYBOX = Recipe(
+    "busybox",
+    debian=Debian(suite="bookworm", variant="extract", packages=("busybox-static",)),
+    run=(Step(("/bin/busybox", "--install", "-s", "/bin")),),
+)
+"""An image with one program, Debian's static busybox, and without Python."""
+
+
+def busybox_image() -> Path:
+    """Return the tree of the image ``BUSYBOX``, which is built first if it is not in the image cache."""
+    return ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
 
 
 class Roots:

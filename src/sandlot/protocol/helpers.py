@@ -36,6 +36,8 @@ WATCH = "watch"
 CHANGES = "changes"
 OVERLAY = "overlay"
 VOLUMES = "volumes"
+READY = "ready"
+"""Name of the helper with small versions of programs for ready commands. It has a command line and no messages."""
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Largest size in bytes of a message from the host to a helper, or from a helper to the host."""

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from sandlot.core.sandbox import Sandbox
+from sandlot.link.payload import program_argv
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import new_process_id
 from sandlot.model.specs import ProcessSpec
+from sandlot.protocol.helpers import READY
 
 READY_S: Final = 60.0
 """Seconds within which the ready command must succeed."""
 TAG: Final = "start"
 """Tag of the process of a start command."""
 _SHELL: Final = ("/bin/sh", "-c")
-_UNTIL: Final = 'until (eval "$1") >/dev/null 2>&1; do sleep 0.1 || sleep 1; done'
+_PROGRAMS: Final = ("ss", "curl", "pgrep")
+"""Programs that ready commands of vendors' clients use. The guest stands in for those that an image lacks (``guest/helpers/ready.py``)."""
+_UNTIL: Final = "\n".join(
+    (
+        *(f'command -v {name} >/dev/null 2>&1 || {name}() {{ {shlex.join(program_argv(READY))} {name} "$@"; }}' for name in _PROGRAMS),
+        'until (eval "$1") >/dev/null 2>&1; do sleep 0.1 || sleep 1; done',
+    )
+)
 """Script that repeats the ready command. Not every ``sleep`` takes fractions of a second."""
 
 
