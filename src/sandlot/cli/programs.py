@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sandlot.cli.options import JsonOutput, TemplateName, parse_size_bytes
+from sandlot.model.languages import language_of_file
 
 if TYPE_CHECKING:
     from sandlot.sdk import ProgramOptions, ProgramResult
 
-LANGUAGES = {".py": "python", ".sh": "bash", ".bash": "bash", ".js": "javascript", ".cjs": "javascript"}
 EXIT_WRONG_ANSWER = 1
 
 
@@ -49,7 +49,8 @@ def grade(
     from sandlot.cli.output import as_json
     from sandlot.sdk import Client
 
-    chosen = language or LANGUAGES.get(file.suffix.lower())
+    known = language_of_file(file.name)
+    chosen = language or (None if known is None else known.name)
     if chosen is None:
         raise typer.BadParameter(f"{file.name} has no known extension. Pass the language of the program.", param_hint="--language")
     given = {

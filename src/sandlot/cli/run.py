@@ -13,6 +13,7 @@ import typer
 
 from sandlot.cli.options import Cwd, Env, SandboxId, Tag, TemplateName, User, as_dict, complete_sandboxes, parse_size_bytes
 from sandlot.cli.repl.session import DEFAULT_SAVE_DIR, CellOptions
+from sandlot.model.languages import LANGUAGES, language_of_file
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
@@ -26,9 +27,6 @@ MAX_TIMEOUT_S = 604_800.0
 SLACK_S = 60.0
 """Seconds that a sandbox outlives its program's timeout: time for copying files in, and for reporting the program's end."""
 WORKSPACE = "/workspace"
-INTERPRETERS = {".py": ("python3",), ".sh": ("bash",), ".bash": ("bash",), ".js": ("node",), ".mjs": ("node",), ".cjs": ("node",)}
-LANGUAGES = {".sh": "bash", ".bash": "bash", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript"}
-"""Extension to language of code; all other files are Python."""
 SHELL_SYNTAX = frozenset(" |&;<>$`*?~(){}")
 PROGRAM_NOT_FOUND = 127
 NOTHING_TO_RUN = "Nothing to run. Pass a FILE, '-' for standard input, or -c CODE."
@@ -73,9 +71,9 @@ def plan(file: str | None, code: str | None, args: Sequence[str], uploads: Seque
         reason = "is a directory" if path.is_dir() else "does not exist"
         raise typer.BadParameter(f"{file} {reason}.", param_hint="FILE")
     target = f"{WORKSPACE}/{path.name}"
-    interpreter = INTERPRETERS.get(path.suffix.lower(), ("python3",))
-    flags = flags if interpreter == ("python3",) else ()
-    return Job((*interpreter, *flags, target, *args), (*copies, (path, target)))
+    interpreter = (language_of_file(path.name) or LANGUAGES[0]).interpreter
+    flags = flags if interpreter == "python3" else ()
+    return Job((interpreter, *flags, target, *args), (*copies, (path, target)))
 
 
 def read_code(file: str | None, code: str | None) -> tuple[str | None, str]:
@@ -95,7 +93,7 @@ def read_code(file: str | None, code: str | None) -> tuple[str | None, str]:
     if file is None or file == "-":
         return code, "python"
     try:
-        return Path(file).read_text(encoding="utf-8"), LANGUAGES.get(Path(file).suffix.lower(), "python")
+        return Path(file).read_text(encoding="utf-8"), (language_of_file(Path(file).name) or LANGUAGES[0]).name
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"Cannot read {file}: {error}.", param_hint="FILE") from None
 

@@ -8,11 +8,11 @@ import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import ProcessId
+from sandlot.model.languages import language_of
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
@@ -54,34 +54,11 @@ class Comparison(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
-    """Programming language of one-shot runs.
-
-    Args:
-        aliases: Other names that requests may use.
-        filename: File name of the code in the working directory.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    interpreter: str
-    filename: str
-
-
-LANGUAGES = (
-    Language("python", ("python3", "py"), "python3", "main.py"),
-    Language("bash", ("sh", "shell"), "bash", "main.sh"),
-    Language("javascript", ("js", "node"), "node", "main.js"),
-)
-_BY_NAME: Mapping[str, Language] = MappingProxyType({name: language for language in LANGUAGES for name in (language.name, *language.aliases)})
-
-
-@dataclass(frozen=True, slots=True)
 class OneShotParams:
     """Program to run, and its limits.
 
     Args:
-        language: Name or alias of one of ``LANGUAGES``.
+        language: Name or alias of a language.
         code: Code of the program, at most 4 MiB.
         stdin: Complete standard input.
         timeout_s: Seconds until the program and all its processes are killed, at most 3600.
@@ -134,23 +111,6 @@ class OneShotParams:
     def program(self) -> str:
         """Path of the code inside the sandbox."""
         return f"{WORKSPACE}/{language_of(self.language).filename}"
-
-
-def language_of(name: str) -> Language:
-    """Return the language with the given name or alias.
-
-    Raises:
-        InvalidRequestError: The language is not supported; the hint lists all languages.
-    """
-    known = _BY_NAME.get(name.lower())
-    if known is None:
-        languages = "; ".join(f"{language.name} ({', '.join(language.aliases)})" for language in LANGUAGES)
-        raise InvalidRequestError(
-            f"The language {name[:50]!r} is not supported.",
-            hint=f"Use one of: {languages}.",
-            fields={"field": "language", "languages": [each.name for each in LANGUAGES]},
-        )
-    return known
 
 
 def check_tolerance(tolerance: float) -> None:

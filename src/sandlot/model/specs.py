@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
+from sandlot.model.languages import CONTEXT_LANGUAGES, DEFAULT_CONTEXTS
 from sandlot.model.network import MAX_PORT, NetworkPolicy
 
 KIB = 1024
@@ -440,29 +441,13 @@ class ProcessSpec:
             )
 
 
-CONTEXT_LANGUAGES: Final[Mapping[str, str]] = {
-    "python": "python",
-    "python3": "python",
-    "py": "python",
-    "bash": "bash",
-    "sh": "bash",
-    "javascript": "javascript",
-    "js": "javascript",
-    "node": "javascript",
-}
-"""Name of a language in a request -> language of the contexts that run its code."""
-
-DEFAULT_CONTEXTS: Final[Mapping[str, str]] = {"python": "default", "bash": "bash", "javascript": "javascript"}
-"""Language -> id of the default context of the language."""
-
-
 @dataclass(frozen=True, slots=True)
 class CellSpec:
     """Code to run in a context.
 
     Args:
         code: Source code, at most 4 MiB.
-        language: Language of the code: a key of ``CONTEXT_LANGUAGES``. The object stores the value of this key instead. None: the language of the
+        language: Language of the code: a name or alias of a language with contexts. The object stores the name. None: the language of the
             context; if no context is given, Python.
         env: Environment variables for this cell only.
         timeout_s: Seconds from the start of the cell until it is interrupted; None sets no timeout.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sandlot.model.languages import DEFAULT_CONTEXTS
 from sandlot.toolset.parameters import Parameter, object_schema
 
 MAX_TIMEOUT_S: Final = 3600.0
@@ -56,7 +57,7 @@ RUN_CODE: Final = Tool(
     "install_packages for packages.",
     (
         Parameter("code", "string", "Code to run. The value of the last expression is returned; print everything else that you need.", required=True),
-        Parameter("language", "string", "Language of the code. Default: python.", default="python", choices=("python", "bash", "javascript")),
+        Parameter("language", "string", "Language of the code. Default: python.", default="python", choices=tuple(DEFAULT_CONTEXTS)),
         Parameter(
             "timeout",
             "number",

@@ -149,6 +149,8 @@ OTHER_IMPORTS = {
     "options.py": {"sandlot.images.recipe"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
     "doctor/command.py": {"sandlot.host"},
+    "programs.py": {"sandlot.model.languages"},
+    "run.py": {"sandlot.model.languages"},
     "version.py": {"sandlot.host.programs"},
 }
 """Imports besides public names of ``sandlot.sdk``: of commands that work on this machine and not through a service."""

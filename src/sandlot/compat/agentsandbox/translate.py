@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 from sandlot.compat.agentsandbox.run_files import RESPONSE_MARGIN_S, CollectedFiles
 from sandlot.compat.agentsandbox.schemas import ExecuteResponse, LanguageName, LoggedExecution, RunFile, StoredFile
@@ -22,6 +22,7 @@ from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, 
 from sandlot.model.executions import CommandResult
 from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
+from sandlot.model.languages import language_of
 from sandlot.model.network import MOST_OPEN
 from sandlot.model.records import ExecutionRecord, FileRecord
 from sandlot.model.sandboxes import CreateSandboxParams
@@ -42,7 +43,6 @@ EXIT_KILLED: Final = 137
 
 PROGRAMS: Final = "/run/code"
 """Directory of program files: written by root, readable by every user, outside all directories that callers use."""
-_INTERPRETERS: Mapping[LanguageName, tuple[str, str]] = {"python": ("python3", "main.py"), "bash": ("bash", "main.sh")}
 _INTERRUPTED: Final = frozenset({"timeout", "killed", "died", "lost", "pids", "oom"})
 """Statuses of runs that did not end by themselves."""
 
@@ -85,8 +85,8 @@ def program_file(language: LanguageName, run_id: str) -> Program:
         language: Language of the code.
         run_id: Path component that no other run of the sandbox has.
     """
-    interpreter, filename = _INTERPRETERS[language]
-    return Program(f"{PROGRAMS}/{run_id}/{filename}", interpreter)
+    known = language_of(language)
+    return Program(f"{PROGRAMS}/{run_id}/{known.filename}", known.interpreter)
 
 
 def encode_code(code: str) -> bytes:
@@ -218,7 +218,7 @@ def logged_execution(record: ExecutionRecord) -> LoggedExecution:
         status_code=None if record.status == "running" else 200,
         duration_ms=None if record.duration_s is None else round(record.duration_s * 1000, 3),
         session_id=record.sandbox,
-        language=cast("LanguageName", record.language) if record.language in _INTERPRETERS else None,
+        language=cast("LanguageName", record.language) if record.language in get_args(LanguageName) else None,
         code=record.code,
         stdout=record.stdout,
         stderr=record.stderr,

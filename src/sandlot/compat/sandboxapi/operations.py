@@ -89,7 +89,7 @@ async def run_code(node: Node, principal: Principal, session: str, body: RunCode
             "Code in a session has no standard input.", hint="Put the input into a variable or a file, or use /v1/execute.", fields={"field": "stdin"}
         )
     timeout_s = translate.timeout_s(body.timeout)
-    cell = CellSpec(body.code, language=language.ours, timeout_s=timeout_s)
+    cell = CellSpec(body.code, language=language.language.name, timeout_s=timeout_s)
     try:
         return translate.code_response(sandbox, await node.code.run(principal, sandbox.id, cell, _OPTIONS), timeout_s)
     except SandboxEndedError as error:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sandlot.compat.common import VENDOR_KEY, append_line, is_session, rfc3339_ms, session_metadata, session_timeout_s
 from sandlot.compat.sandboxapi.schemas import CodeResponse, ExecuteRequest, ExecuteResponse, InstallResponse, LanguageResponse, SessionResponse
+from sandlot.model import languages
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import TIMEOUT_EXIT_CODE, CodeResult, CommandResult, exception_exit_code
@@ -39,38 +40,35 @@ _UNKNOWN_STATUSES: Mapping[Status, str] = MappingProxyType({Status.MEMORY_EXCEED
 """Statuses that clients do not know -> a status that they know."""
 
 
+_IDS: Mapping[str, str] = MappingProxyType({"python": "python3"})
+"""Name of a language -> name of the vendor, if it is another one."""
+_VERSIONS: Mapping[str, str] = MappingProxyType({"python": "3.11", "javascript": "24", "bash": "5.2"})
+"""Name of a language -> version in the template ``code-interpreter``."""
+
+
 @dataclass(frozen=True, slots=True)
-class Language:
-    """A language.
+class VendorLanguage:
+    """A language with the names of the vendor.
 
     Args:
         id: Name of the vendor.
-        ours: Name of Sandlot.
-        name: Name to display.
-        version: Version in the template ``code-interpreter``.
-        aliases: Other names of the vendor.
-        file_extension: Extension with the dot.
-        example: A program.
+        language: The language.
     """
 
     id: str
-    ours: str
-    name: str
-    version: str
-    aliases: tuple[str, ...]
-    file_extension: str
-    example: str
+    language: languages.Language
+
+    @property
+    def aliases(self) -> list[str]:
+        """Other names."""
+        return [name for name in self.language.names if name != self.id]
 
 
-LANGUAGES = (
-    Language("python3", "python", "Python", "3.11", ("python", "py"), ".py", "print('Hello, World!')"),
-    Language("javascript", "javascript", "JavaScript (Node.js)", "24", ("js", "node"), ".js", "console.log('Hello, World!')"),
-    Language("bash", "bash", "Bash", "5.2", ("sh", "shell"), ".sh", "echo 'Hello, World!'"),
-)
-_BY_NAME: Mapping[str, Language] = MappingProxyType({name: each for each in LANGUAGES for name in (each.id, *each.aliases)})
+LANGUAGES = tuple(VendorLanguage(_IDS.get(each.name, each.name), each) for each in languages.LANGUAGES)
+_BY_NAME: Mapping[str, VendorLanguage] = MappingProxyType({name: each for each in LANGUAGES for name in each.language.names})
 
 
-def language(name: str) -> Language:
+def language(name: str) -> VendorLanguage:
     """Return a language by one of its names.
 
     Raises:
@@ -83,15 +81,15 @@ def language(name: str) -> Language:
     return found
 
 
-def language_response(language: Language) -> LanguageResponse:
+def language_response(language: VendorLanguage) -> LanguageResponse:
     """Return the response for a language."""
     return LanguageResponse(
         id=language.id,
-        name=language.name,
-        version=language.version,
-        aliases=list(language.aliases),
-        file_extension=language.file_extension,
-        example=language.example,
+        name=language.language.title,
+        version=_VERSIONS[language.language.name],
+        aliases=language.aliases,
+        file_extension=language.language.extensions[0],
+        example=language.language.example,
     )
 
 
@@ -102,7 +100,7 @@ def program_params(body: ExecuteRequest) -> OneShotParams:
         InvalidRequestError: The language is not supported, or the timeout is out of bounds.
     """
     return OneShotParams(
-        language=language(body.language).ours,
+        language=language(body.language).language.name,
         code=body.code,
         stdin=(body.stdin or "").encode(),
         timeout_s=timeout_s(body.timeout),
@@ -123,7 +121,7 @@ def timeout_s(seconds: float) -> float:
     return seconds
 
 
-def session_params(language: Language, idle_ttl: float | None, principal: Principal) -> CreateSandboxParams:
+def session_params(language: VendorLanguage, idle_ttl: float | None, principal: Principal) -> CreateSandboxParams:
     """Return the create request of a session's sandbox. It has an idle timeout, and a deadline only if the key's quota demands one.
 
     Raises:
@@ -146,7 +144,7 @@ def is_usable(sandbox: SandboxInfo) -> bool:
     return is_session(sandbox, VENDOR) and sandbox.metadata.get(LANGUAGE_KEY, "") in _BY_NAME
 
 
-def language_of(sandbox: SandboxInfo) -> Language:
+def language_of(sandbox: SandboxInfo) -> VendorLanguage:
     """Return the language of a session."""
     return language(sandbox.metadata[LANGUAGE_KEY])
 
@@ -177,7 +175,7 @@ def session_response(sandbox: SandboxInfo) -> SessionResponse:
     )
 
 
-def execute_response(result: Result, language: Language) -> ExecuteResponse:
+def execute_response(result: Result, language: VendorLanguage) -> ExecuteResponse:
     """Return the response to a program that was run once."""
     wall_ms = milliseconds(result.duration_s)
     return ExecuteResponse(

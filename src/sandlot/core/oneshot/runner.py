@@ -37,9 +37,10 @@ from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
 from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Channel, ExecutionOptions, Output, OutputGap
+from sandlot.model.languages import language_of
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch, language_of
+from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import KIB, WORKSPACE, ProcessSpec, User
 from sandlot.model.streams import Stream

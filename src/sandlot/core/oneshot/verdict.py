@@ -23,8 +23,9 @@ from sandlot.model.errors import SandboxEndedError
 from sandlot.model.executions import ProcessOutcome
 from sandlot.model.faults import Fault
 from sandlot.model.ids import ProcessId
+from sandlot.model.languages import language_of
 from sandlot.model.ports import ExitReason
-from sandlot.model.programs import DEFAULT_TOLERANCE, Comparison, OneShotParams, Result, Status, language_of
+from sandlot.model.programs import DEFAULT_TOLERANCE, Comparison, OneShotParams, Result, Status
 from sandlot.model.programs import KILLED_EXIT_CODE as KILLED
 
 PROGRAM_FAULTS: Mapping[Status, Fault | None] = MappingProxyType(
