@@ -129,6 +129,23 @@ async def test_client_drives_every_tool(client: Client) -> None:
     assert used == tools.ALL.keys()
 
 
+@pytest.mark.slow
+async def test_image_of_two_megabytes_is_shown_or_named_by_its_file(service: TcpService, key: str) -> None:
+    code = "import numpy, PIL.Image\nx = numpy.random.randint(0, 256, (800, 900, 3), dtype=numpy.uint8)\ndisplay(PIL.Image.fromarray(x))"
+    async with connected(service, key, "http", "legacy") as session, connected(service, key, "http", "2026-07-28") as stateless:
+        drawn = await session.call_tool("run_code", {"code": code})
+        assert [each.type for each in drawn.content if each.type != "text"] == ["resource_link"]
+        (file,) = drawn.structured_content["image_files"]
+        assert f"image saved at {file}" in text(drawn)
+        smaller = f"import PIL.Image\nPIL.Image.open({file!r}).resize((90, 80)).save('/tmp/small.png')"
+        assert not (await session.call_tool("run_code", {"code": smaller})).is_error  # in the sandbox of the session
+        shown = await session.call_tool("read_file", {"path": "/tmp/small.png"})
+        assert [each.type for each in shown.content] == ["text", "image"]
+        whole = await stateless.call_tool("read_file", {"path": file, "sandbox": drawn.structured_content["sandbox"]})
+        (image,) = [each for each in whole.content if each.type == "image"]
+        assert len(base64.b64decode(image.data)) > 2_000_000
+
+
 async def test_cancelled_call_frees_its_sandbox_at_once(client: Client) -> None:
     sandbox = (await client.call_tool("run_code", {"code": "import time"})).structured_content["sandbox"]
     for code in ("time.sleep(1000)", "while True: pass", "import subprocess; subprocess.run(['sleep', '1000'])"):

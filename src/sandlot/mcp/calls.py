@@ -7,9 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from sandlot.mcp import tools
 from sandlot.mcp.conversations import Conversation
@@ -19,7 +20,12 @@ from sandlot.toolset import output
 from sandlot.toolset.backend import OnOutput, ToolBackend
 from sandlot.toolset.output import Text, ToolResult
 from sandlot.toolset.parameters import ArgumentsError, parse_arguments
-from sandlot.toolset.toolset import Toolset
+from sandlot.toolset.toolset import Toolset, without_large_images
+
+MAX_EVENT_BYTES: Final = 1024 * 1024
+"""Largest server-sent event that Python's client of MCP accepts (``DEFAULT_MAX_SSE_EVENT_SIZE`` in ``mcp`` 2.3)."""
+ENVELOPE_BYTES: Final = 4096
+"""Largest size of what a message has beside the content of a result."""
 
 Arguments = Mapping[str, Any]
 
@@ -34,11 +40,13 @@ class Call:
         name: Name of the tool, as the client sent it.
         arguments: Arguments, as the client sent them.
         on_output: Called with each piece of output while a program runs.
+        is_streamed: Returns True if the result is sent as a server-sent event, whose size is limited. It is called when the program has ended.
     """
 
     name: str
     arguments: Mapping[str, Any]
     on_output: OnOutput | None = None
+    is_streamed: Callable[[], bool] = lambda: False
 
 
 async def run_call(call: Call, host: SandboxHost, conversation: Conversation | None) -> ToolResult:
@@ -83,6 +91,9 @@ async def _run_in_sandbox(call: Call, host: SandboxHost, conversation: Conversat
         return backend
 
     result = await _toolset.call(call.name, arguments, open_sandbox, on_output=call.on_output)
+    if result.images and call.is_streamed():
+        other = json.dumps([result.text, result.structured], ensure_ascii=False).encode(errors="replace")
+        result = await without_large_images(opened[0], result, MAX_EVENT_BYTES - ENVELOPE_BYTES - len(other))
     sandbox = opened[0].id if opened else wanted or (conversation.sandbox if conversation is not None else None)
     if result.sandbox_ended and wanted is None and conversation is not None and sandbox is not None:
         conversation.forget(sandbox)

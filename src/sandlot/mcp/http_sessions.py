@@ -15,14 +15,15 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types import INTERNAL_ERROR
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from sandlot.mcp.conversations import Conversations
 from sandlot.mcp.hosts.node import NodeHost
 from sandlot.mcp.http import MAX_BODY_BYTES
-from sandlot.mcp.server import Caller, Context, create_server
+from sandlot.mcp.server import Caller, Context, create_server, has_progress
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 
@@ -32,14 +33,19 @@ SHARES: Final = 4
 """A key may have a quarter of the sessions."""
 SESSION_IDLE_S: Final = 30 * 60.0
 
-_MEMORY: Final = "mcp_memory"
-"""Key in the state of a request: its :class:`ResponseMemory`."""
+_RESPONSE: Final = "mcp_response"
+"""Key in the state of a request: its :class:`PendingResponse`."""
 
 
-class ResponseMemory:
-    """Memory of the results of one request, which is taken from the share of its key until the request has been answered."""
+class PendingResponse:
+    """Response of one request. The memory of its results is taken from the share of its key until the request has been answered.
+
+    Attributes:
+        is_streamed: True if the response has begun as a stream of server-sent events.
+    """
 
     def __init__(self, budget: BufferBudget) -> None:
+        self.is_streamed = False
         self._budget = budget
         self._taken_bytes = 0
         self._is_over = False
@@ -53,6 +59,16 @@ class ResponseMemory:
         if not self._is_over:
             self._budget.take(size_bytes)
             self._taken_bytes += size_bytes
+
+    def watched(self, send: Send) -> Send:
+        """Return a function that sends the response, and notices its form."""
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.is_streamed = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            await send(message)
+
+        return watch
 
     def close(self) -> None:
         """Give the memory back."""
@@ -97,11 +113,11 @@ class Sessions:
             reason = f"The API key has {MAX_SESSIONS // SHARES} open sessions. Close sessions that are not used."
             await JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": reason}}, 503)(scope, receive, send)
             return
-        memory = scope["state"][_MEMORY] = ResponseMemory(HTTPConnection(scope).app.state.node.buffers.of(principal.owner))
+        response = scope["state"][_RESPONSE] = PendingResponse(HTTPConnection(scope).app.state.node.buffers.of(principal.owner))
         try:
-            await self._manager.handle_request({**scope, "user": user}, receive, send)
+            await self._manager.handle_request({**scope, "user": user}, receive, response.watched(send))
         finally:
-            memory.close()
+            response.close()
         if scope["method"] == "DELETE":
             await self._end(Request(scope))
 
@@ -151,8 +167,10 @@ def _caller(conversations: Conversations, context: Context) -> Caller:
     is_stateless = context.protocol_version in MODERN_PROTOCOL_VERSIONS
     conversation = None if session is None or is_stateless else conversations.get(conversation_key(request, session))
     keys, owner = request.app.state.service.api_keys, principal_of(request).owner
-    memory: ResponseMemory = request.scope["state"][_MEMORY]
-    return Caller(_host(request), conversation, lambda: keys.working_for(owner), memory.take)
+    response: PendingResponse = request.scope["state"][_RESPONSE]
+    # A session always gets a stream. The stateless revision begins one with the first report of progress, or after 15 s.
+    begins_streamed = not is_stateless or has_progress(context)
+    return Caller(_host(request), conversation, lambda: keys.working_for(owner), response.take, lambda: begins_streamed or response.is_streamed)
 
 
 def _host(request: Request) -> NodeHost:

@@ -53,12 +53,14 @@ class Caller:
         conversation: Conversation of the session; None if the request has no session.
         working: Returns a context for the work of the call. It raises an error in the task of the call when the caller loses the permission.
         take_memory: Takes memory in bytes for a result until it has been sent. It raises an error if the caller has taken too much.
+        is_streamed: Returns True if the response of the request is a stream of server-sent events.
     """
 
     host: SandboxHost
     conversation: Conversation | None
     working: Callable[[], AbstractContextManager[None]] = nullcontext
     take_memory: Callable[[int], None] = lambda _: None
+    is_streamed: Callable[[], bool] = lambda: False
 
 
 def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
@@ -98,7 +100,7 @@ def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
 
 async def _call_tool(context: Context, params: types.CallToolRequestParams, caller: Caller) -> types.CallToolResult:
     progress = _Progress(context)
-    call = Call(params.name, params.arguments or {}, progress.add if progress.is_wanted else None)
+    call = Call(params.name, params.arguments or {}, progress.add if progress.is_wanted else None, caller.is_streamed)
 
     async def work() -> ToolResult:
         try:
@@ -126,7 +128,7 @@ async def isolated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def call_result(result: ToolResult) -> types.CallToolResult:
-    """Return a result in the form of the protocol. A file with the rest of long output is linked as a resource."""
+    """Return a result in the form of the protocol. Files with the rest of long output and with images that are not shown are linked as resources."""
     content: list[types.ContentBlock] = []
     for each in result.content:
         match each:
@@ -134,11 +136,17 @@ def call_result(result: ToolResult) -> types.CallToolResult:
                 content.append(types.TextContent(text=text))
             case Image(media_type, data):
                 content.append(types.ImageContent(data=data, mime_type=media_type))
-    sandbox, path = result.structured.get("sandbox"), result.structured.get("output_file")
-    if sandbox and path:
-        uri = str(resources.FileUri(sandbox, path))
-        content.append(types.ResourceLink(uri=uri, name=path.rpartition("/")[2], mime_type="text/plain", description="The whole output."))
+    if sandbox := result.structured.get("sandbox"):
+        if path := result.structured.get("output_file"):
+            content.append(_link(sandbox, path, "text/plain", "The whole output."))
+        files = [path for path in result.structured.get("image_files", ()) if path.startswith("/")]
+        content += [_link(sandbox, path, resources.media_type(path), "An image that is not shown.") for path in files]
     return types.CallToolResult(content=content, structured_content=dict(result.structured), is_error=result.is_error)
+
+
+def _link(sandbox: str, path: str, media_type: str, description: str) -> types.ResourceLink:
+    uri = str(resources.FileUri(sandbox, path))
+    return types.ResourceLink(uri=uri, name=path.rpartition("/")[2], mime_type=media_type, description=description)
 
 
 async def _read_resource(caller: Caller, uri: str) -> types.ReadResourceResult:
@@ -160,13 +168,18 @@ async def _read_resource(caller: Caller, uri: str) -> types.ReadResourceResult:
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
 
+def has_progress(context: Context) -> bool:
+    """Return True if the client of a request wants to know its progress."""
+    return (context.meta or {}).get("progress_token") is not None
+
+
 class _Progress:
     """Reports the seconds and the last line of output of a call, if its client asks for progress."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._line = ""
-        self.is_wanted = (context.meta or {}).get("progress_token") is not None
+        self.is_wanted = has_progress(context)
 
     def add(self, text: str) -> None:
         """Take a piece of output."""

@@ -79,6 +79,7 @@ DESTRUCTIVE: Final = frozenset({KILL.name})
 """Tools that destroy something outside of a sandbox."""
 
 _TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT}
 _NUMBER = {"type": "number"}
 _INTEGER = {"type": "integer"}
 _RUN: Mapping[str, Any] = {
@@ -86,12 +87,13 @@ _RUN: Mapping[str, Any] = {
     "exit_code": _INTEGER,
     "stdout": _TEXT,
     "stderr": _TEXT,
-    "results": {"type": "array", "items": _TEXT},
+    "results": _TEXTS,
     "error": {"type": ["string", "object", "null"]},
     "fault": {"type": ["string", "null"]},
     "duration_s": _NUMBER,
     "execution": {"type": ["string", "null"]},
     "output_file": {"type": ["string", "null"]},
+    "image_files": _TEXTS,
     "pid": {"type": ["integer", "null"]},
 }
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
@@ -99,14 +101,22 @@ _OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "run_code": _RUN,
     "run_command": _RUN,
     "install_packages": _RUN,
-    "read_file": {"path": _TEXT, "content": _TEXT, "first_line": _INTEGER, "last_line": _INTEGER, "more": {"type": "boolean"}, "media_type": _TEXT},
+    "read_file": {
+        "path": _TEXT,
+        "content": _TEXT,
+        "first_line": _INTEGER,
+        "last_line": _INTEGER,
+        "more": {"type": "boolean"},
+        "media_type": _TEXT,
+        "image_files": _TEXTS,
+    },
     "write_file": {"path": _TEXT, "bytes": _INTEGER},
     "edit_file": {"path": _TEXT, "replaced": _INTEGER},
     "list_files": {"path": _TEXT, "entries": _OBJECTS, "more": {"type": "boolean"}},
     "get_url": {"url": _TEXT, "port": _INTEGER},
     LIST.name: {"sandboxes": _OBJECTS},
     SNAPSHOT.name: {"snapshot": _TEXT},
-    FORK.name: {"copies": {"type": "array", "items": _TEXT}},
+    FORK.name: {"copies": _TEXTS},
     PORTS.name: {"ports": _OBJECTS},
     REFUSALS.name: {"mode": _TEXT, "refusals": _OBJECTS},
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from sandlot.model.errors import SandlotError
@@ -107,7 +108,7 @@ class Toolset:
         whole = output.run_text(run, timeout_s)
         images, problems = output.shown_images(run.results)
         if not self._has_images:
-            problems, images = (*problems, *[await _save_image(sandbox, each) for each in images]), ()
+            problems, images = (*problems, *[_image_note(await _save_image(sandbox, each)) for each in images]), ()
         file = None if len(whole) <= self._max_chars else await _save(sandbox, f"{run.id or secrets.token_hex(4)}.txt", whole.encode())
         text = output.shorten(whole, self._max_chars, _rest_note(file))
         content: list[Content] = [Text("\n".join((text, *problems))), *images]
@@ -157,6 +158,35 @@ class Toolset:
         text = output.shorten(output.list_text(found.files, more=found.more), self._max_chars, note)
         entries = [{"name": each.name, "kind": each.kind, "size_bytes": each.size_bytes} for each in found.files]
         return output.text_result(text, {"path": path, "entries": entries, "more": found.more})
+
+
+async def without_large_images(sandbox: ToolBackend, result: ToolResult, max_chars: int) -> ToolResult:
+    """Return a result whose images fit into a message. Each other image becomes a text that names its file in the sandbox.
+
+    Args:
+        sandbox: Sandbox of the result. Images that code has returned are saved there.
+        result: Result of a call.
+        max_chars: Largest size of all images together, in characters of base64.
+
+    Returns:
+        The result. Its structured form has the files of the replaced images as ``image_files``.
+    """
+    content: list[Content] = []
+    files: list[str] = []
+    left = max_chars
+    for each in result.content:
+        if isinstance(each, Text):
+            content.append(each)
+        elif len(each.data) <= left:
+            left -= len(each.data)
+            content.append(each)
+        else:
+            path = result.structured.get("path") or await _save_image(sandbox, each)
+            files += [] if path is None else [path]
+            reason = f"[an image of {len(each.data) * 3 // 4:,} bytes is not shown: at most {max(left, 0) * 3 // 4:,} bytes fit into this message]"
+            advice = "" if path is None else "\n[to see it, make a smaller copy with run_code, and read the copy with read_file]"
+            content.append(Text(f"{reason}\n{_image_note(path)}{advice}"))
+    return replace(result, content=tuple(content), structured={**result.structured, **({"image_files": files} if files else {})})
 
 
 async def _start_command(sandbox: ToolBackend, command: str, cwd: str | None) -> ToolResult:
@@ -210,9 +240,12 @@ async def _save(sandbox: ToolBackend, name: str, content: bytes) -> str | None:
     return None
 
 
-async def _save_image(sandbox: ToolBackend, image: Image) -> str:
+async def _save_image(sandbox: ToolBackend, image: Image) -> str | None:
     extension = image.media_type.partition("/")[2]
-    path = await _save(sandbox, f"image-{secrets.token_hex(4)}.{extension}", decode_image(image.data))
+    return await _save(sandbox, f"image-{secrets.token_hex(4)}.{extension}", decode_image(image.data))
+
+
+def _image_note(path: str | None) -> str:
     return "[an image could not be saved]" if path is None else f"[image saved at {path}]"
 
 

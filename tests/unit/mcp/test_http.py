@@ -16,8 +16,10 @@ import pytest
 from mcp import MCPError
 
 from sandlot.mcp import http_sessions, tools
+from sandlot.mcp.calls import ENVELOPE_BYTES, MAX_EVENT_BYTES
 from sandlot.mcp.server import COPIES
 from sandlot.model.access import OPERATOR
+from sandlot.testing.memory.kernels import Cell
 from tests.support.cases import cases
 from tests.support.mcp_client import ERAS, http_client, resource, text
 from tests.support.until import until
@@ -156,6 +158,49 @@ async def test_image_is_returned_and_file_is_a_resource(endpoint: Endpoint, era:
         for uri in (f"sandlot://{sandbox}/files/workspace/none", f"sandlot://{sandbox}/other", "file:///etc/passwd"):
             with pytest.raises(MCPError):
                 await client.read_resource(uri)
+
+
+LARGE = png(8, 8) + bytes(2_000_000)
+"""An image whose message is larger than a server-sent event may be."""
+
+
+async def ignore(progress: float, total: float | None, message: str | None) -> None:
+    del progress, total, message
+
+
+@cases("mode, watch, shown", [(ERAS[0], None, []), (ERAS[1], None, [LARGE]), (ERAS[1], ignore, [])])
+async def test_large_image_is_shown_unless_the_response_is_a_stream_of_events(endpoint: Endpoint, mode: str, watch: Any, shown: list[bytes]) -> None:  # noqa: ANN401
+    async def plot(cell: Cell) -> None:
+        cell.display({"image/png": LARGE})
+
+    async with http_client(endpoint.url, endpoint.key, mode) as client:
+        sandbox = (await client.call_tool("run_code", {"code": "1"})).structured_content["sandbox"]
+        endpoint.at.driver.booted[-1].guest.kernels.scripts = {"plot()": plot}
+        await endpoint.at.node.files.write(OPERATOR, sandbox, "/tmp/large.png", chunks(LARGE))
+        await endpoint.at.node.files.write(OPERATOR, sandbox, "/tmp/small.png", chunks(png(2, 2)))
+        for name, arguments in (("read_file", {"path": "/tmp/large.png"}), ("run_code", {"code": "plot()"})):
+            result = await client.call_tool(name, {**arguments, "sandbox": sandbox}, progress_callback=watch)
+            assert [base64.b64decode(each.data) for each in result.content if each.type == "image"] == shown
+            files = result.structured_content.get("image_files", [])
+            links = [str(each.uri) for each in result.content if each.type == "resource_link"]
+            assert links == [f"sandlot://{sandbox}/files{file}" for file in files]
+            if not shown:
+                (file,) = files
+                assert f"image saved at {file}" in text(result)
+                stored = await endpoint.at.node.files.read(OPERATOR, sandbox, file)
+                assert b"".join([chunk async for chunk in stored]) == LARGE
+        small = await client.call_tool("read_file", {"path": "/tmp/small.png", "sandbox": sandbox}, progress_callback=watch)
+        assert [each.type for each in small.content] == ["text", "image"]  # the session goes on
+
+
+async def test_image_of_a_session_fills_an_event_that_the_client_takes(endpoint: Endpoint) -> None:
+    async with http_client(endpoint.url, endpoint.key, "legacy") as client:
+        sandbox = (await client.call_tool("run_code", {"code": "1"})).structured_content["sandbox"]
+        content = png(8, 8)
+        content += bytes((MAX_EVENT_BYTES - 2 * ENVELOPE_BYTES) * 3 // 4 - len(content))
+        await endpoint.at.node.files.write(OPERATOR, sandbox, "/tmp/large.png", chunks(content))
+        result = await client.call_tool("read_file", {"path": "/tmp/large.png", "sandbox": sandbox})
+        assert [each.type for each in result.content] == ["text", "image"]
 
 
 async def test_long_output_links_the_resource_that_has_all_of_it(endpoint: Endpoint, era: str) -> None:
@@ -333,7 +378,7 @@ async def relay(address: str, flow: asyncio.Event) -> AsyncIterator[str]:
 
 
 async def test_slow_reader_holds_the_memory_of_its_key_only_and_gets_its_result(endpoint: Endpoint) -> None:
-    era = ERAS[-1]  # in the other one, the client refuses events of more than 1 MiB
+    era = ERAS[-1]  # in the other one, such an image is not shown
     keys = await endpoint.at.service.api_keys.list()
     budget, flow, call = endpoint.at.node.buffers.of(keys[0].id), asyncio.Event(), {"path": "/tmp/large.png"}
     flow.set()

@@ -15,9 +15,9 @@ from sandlot.model.faults import Fault
 from sandlot.testing.memory.guest import MemoryGuest
 from sandlot.testing.memory.kernels import Cell
 from sandlot.toolset.backend import ToolBackend
-from sandlot.toolset.output import ToolResult
+from sandlot.toolset.output import Image, Text, ToolResult
 from sandlot.toolset.tools import READ_FILE, RUN_CODE
-from sandlot.toolset.toolset import Toolset
+from sandlot.toolset.toolset import Toolset, without_large_images
 from tests.support.cases import cases
 from tests.support.service import Bench
 from tests.support.until import until
@@ -160,6 +160,18 @@ async def test_charts_are_images_or_files_of_the_sandbox(sandbox: ToolBackend, g
     path = saved.text.partition("image saved at ")[2].rstrip("]")
     stream = await sandbox.read_file(path)
     assert b"".join([chunk async for chunk in stream]) == content
+
+
+async def test_images_beyond_a_size_are_files_of_the_sandbox(sandbox: ToolBackend) -> None:
+    data = [base64.b64encode(png(size, size)).decode() for size in (2, 900, 3)]
+    images = [Image("image/png", each) for each in data]
+    fitted = await without_large_images(sandbox, ToolResult((Text("done"), *images), {"status": "ok"}), len(data[0]) + len(data[2]))
+    assert fitted.images == (images[0], images[2])
+    assert [type(each) for each in fitted.content] == [Text, Image, Text, Image]
+    (path,) = fitted.structured["image_files"]
+    assert f"image saved at {path}" in fitted.text
+    stream = await sandbox.read_file(path)
+    assert b"".join([chunk async for chunk in stream]) == png(900, 900)
 
 
 async def test_long_output_is_cut_in_the_middle_and_kept_in_a_file(sandbox: ToolBackend) -> None:
