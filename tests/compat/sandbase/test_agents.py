@@ -194,28 +194,3 @@ def test_another_key_sees_nothing(service: TcpService, anthropic: Anthropic) -> 
         with pytest.raises(NotFoundError):
             other.beta.sessions.retrieve(session.id)
         assert list(other.beta.agents.list()) == []
-
-
-def test_key_of_the_model_is_not_in_the_sandbox(service: TcpService, anthropic: Anthropic, key: str) -> None:
-    agent = anthropic.beta.agents.create(name="Analyst", model="claude-sonnet-4", tools=[{"type": "agent_toolset_20260401"}])
-    session = anthropic.beta.sessions.create(agent=agent.id, environment_id="code_interpreter")
-    message = {"type": "user.message", "content": [{"type": "text", "text": "Analyze"}]}
-    anthropic.beta.sessions.events.send(session.id, events=[message])  # type: ignore[list-item]
-    wait(session, anthropic)
-    search = "import glob, os\nneedle = b'key-of-the-' + b'model'\n"
-    search += "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
-    search += "    for name in ('environ', 'cmdline'):\n"
-    search += "        try: content = open(f'/proc/{pid}/{name}', 'rb').read()\n"
-    search += "        except OSError: continue\n"
-    search += "        if needle in content: print('found', pid, name)\n"
-    search += "for folder in ('/workspace', '/tmp', '/etc', '/home', '/root', '/run'):\n"
-    search += "    for path, _, names in os.walk(folder):\n"
-    search += "        for name in names:\n"
-    search += "            try: content = open(os.path.join(path, name), 'rb').read(1 << 20)\n"
-    search += "            except OSError: continue\n"
-    search += "            if needle in content: print('found', path, name)\n"
-    search += "print('searched')"
-    with httpx.Client(base_url=service.url, headers={"X-API-Key": key}, trust_env=False, timeout=120) as http:
-        sandbox = http.get(f"/v1/agent-sessions/{session.id}").json()["sandbox"]
-        run = http.post(f"/v1/sandboxes/{sandbox}/processes", json={"argv": ["python3", "-c", search], "user": "root"}).json()
-    assert (run["stdout"], run["stderr"]) == ("searched\n", "")

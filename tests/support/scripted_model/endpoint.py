@@ -42,11 +42,13 @@ class Endpoint:
         address: Scheme, host and port.
         conversations: Conversations of the requests so far, refused ones left out.
         refused: Messages of the requests that were refused with 400.
+        keys: API keys of the requests.
     """
 
     address: str
     conversations: list[Conversation] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
 
     @property
     def openai_url(self) -> str:
@@ -91,9 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         if encoder is None:
             self._send(404, chat.error(404, f"No such route: {self.path}"))
             return
-        if not (self.headers["Authorization"] or self.headers["x-api-key"]):
+        key = self.headers["x-api-key"] or (self.headers["Authorization"] or "").removeprefix("Bearer ")
+        if not key:
             self._send(401, encoder.error(401, "No API key was sent."))
             return
+        self.server.endpoint.keys.add(key)
         try:
             conversation = encoder.read(body)
         except RefusedRequestError as error:
