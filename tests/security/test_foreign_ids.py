@@ -70,6 +70,7 @@ RIGHT: Mapping[str, Asked] = {
     "DELETE /v1/agents/{agent}": Asked(last=True),
     "PATCH /v1/agent-sessions/{session}": Asked({"title": "x"}),
     "POST /v1/agent-sessions/{session}/messages": Asked({"content": "x"}),
+    "POST /v1/agent-sessions/{session}/archive": Asked(last=True),
     "DELETE /v1/agent-sessions/{session}": Asked(last=True),
     "DELETE /agentsandbox/v1/sessions/{session}": Asked(last=True),
     "POST /agentsandbox/v1/sessions/{session}/files": Asked({"file_ids": ["{file}"]}),

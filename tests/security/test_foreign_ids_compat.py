@@ -228,6 +228,7 @@ AGENTS = {
     "POST /sessions/{session}": Asked({"title": "x"}),
     "PATCH /sessions/{session}": Asked({"title": "x"}),
     "POST /sessions/{session}/events": Asked({"events": [{"type": "user.message", "content": "x"}]}),
+    "POST /sessions/{session}/archive": LAST,
     "DELETE /sessions/{session}": LAST,
 }
 INSIDE = {

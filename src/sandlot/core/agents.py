@@ -216,18 +216,19 @@ class AgentService:
         return record
 
     async def list_sessions(
-        self, principal: Principal, *, agent: str | None = None, before: Position | None = None, limit: int = 100
+        self, principal: Principal, *, agent: str | None = None, archived: bool = True, before: Position | None = None, limit: int = 100
     ) -> Page[AgentSessionRecord]:
         """Return sessions, newest first.
 
         Args:
             principal: Caller.
             agent: Id of the agent of the sessions. None: all agents.
+            archived: Include archived sessions.
             before: Position of the last session of the previous page. None: the first page.
             limit: Maximum number of sessions.
         """
         of = None if agent is None else AgentId(agent)
-        found = await self._agents.list_sessions(owner=_owner(principal), agent=of, before=before, limit=limit + 1)
+        found = await self._agents.list_sessions(owner=_owner(principal), agent=of, archived=archived, before=before, limit=limit + 1)
         return Page(found[:limit], more=len(found) > limit)
 
     async def update_session(
@@ -241,6 +242,17 @@ class AgentService:
         found = await self.get_session(principal, session)
         _check_session(title, metadata)
         return await self.append(found.id, change=SessionChange(title=title, metadata=metadata))
+
+    async def archive_session(self, principal: Principal, session: str) -> AgentSessionRecord:
+        """Archive a session without an active run: it takes no more messages and stays readable. Idempotent.
+
+        Raises:
+            NotFoundError: There is no such session.
+        """
+        found = await self.get_session(principal, session)
+        if found.status is SessionStatus.TERMINATED:
+            return found
+        return await self.append(found.id, [("session.status_terminated", {})], change=SessionChange(SessionStatus.TERMINATED))
 
     async def delete_session(self, principal: Principal, session: str) -> None:
         """Delete a session with its events.
@@ -281,8 +293,8 @@ class AgentService:
         agent = await self._agents.get_agent(found.agent)
         if agent is None or agent.archived_at is not None or found.status is SessionStatus.TERMINATED:
             raise ConflictError(
-                f"The session {found.id} takes no more messages, because it or its agent has ended.",
-                hint="Create a session of another agent.",
+                f"The session {found.id} takes no more messages, because it is archived, or its agent is archived or deleted.",
+                hint="Create another session.",
                 fields={"session": found.id},
             )
         begun = await self._agents.begin_run(found.id, self._node, self._new(events), messages=messages)

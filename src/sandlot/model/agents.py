@@ -29,7 +29,7 @@ class SessionStatus(StrEnum):
     RUNNING = "running"
     """A run is active."""
     TERMINATED = "terminated"
-    """Takes no more messages."""
+    """Is archived: takes no more messages, and has no sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -458,13 +458,14 @@ class AgentRepository(Protocol):
         ...
 
     async def list_sessions(
-        self, *, owner: OwnerId | None, agent: AgentId | None, before: Position | None, limit: int
+        self, *, owner: OwnerId | None, agent: AgentId | None, archived: bool = True, before: Position | None, limit: int
     ) -> Sequence[AgentSessionRecord]:
         """Return a page of sessions in the order of ``created_at`` and id, the newest first.
 
         Args:
             owner: Owner of the sessions. None: all owners.
             agent: Agent of the sessions. None: all agents.
+            archived: Include archived sessions.
             before: Position of the last record of the previous page. None: the first page.
             limit: Maximum number of records.
         """

@@ -80,17 +80,20 @@ class SqlAgentRepository:
         return _session(rows[0]) if rows else None
 
     async def list_sessions(
-        self, *, owner: OwnerId | None, agent: AgentId | None, before: Position | None, limit: int
+        self, *, owner: OwnerId | None, agent: AgentId | None, archived: bool = True, before: Position | None, limit: int
     ) -> Sequence[AgentSessionRecord]:
         """Return a page of sessions, the newest first.
 
         Args:
             owner: Owner of the sessions. None: all owners.
             agent: Agent of the sessions. None: all agents.
+            archived: Include archived sessions.
             before: Position of the last record of the previous page. None: the first page.
             limit: Maximum number of records.
         """
         query = filter_by(select(agent_sessions), agent_sessions, owner=owner, agent=agent)
+        if not archived:
+            query = query.where(agent_sessions.c.status != SessionStatus.TERMINATED)
         return [_session(row) for row in await self._page(query, agent_sessions, before, limit)]
 
     async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:

@@ -126,6 +126,13 @@ def test_client_of_anthropic_creates_agents_sessions_and_events(anthropic: Anthr
         anthropic.beta.sessions.events.send(session.id, events=[message])  # type: ignore[list-item]
     anthropic.beta.sessions.events.send(session.id, events=[{"type": "user.interrupt"}])
     assert anthropic.beta.sessions.retrieve(session.id).status == "idle"
+    archived = anthropic.beta.sessions.archive(session.id)
+    assert (archived.status, archived.archived_at is not None) == ("terminated", True)
+    assert [each.type for each in anthropic.beta.sessions.events.list(session.id)][-2:] == ["session.status_idle", "session.status_terminated"]
+    with pytest.raises(ConflictError):
+        anthropic.beta.sessions.events.send(session.id, events=[message])  # type: ignore[list-item]
+    assert session.id not in {each.id for each in anthropic.beta.sessions.list()}
+    assert session.id in {each.id for each in anthropic.beta.sessions.list(include_archived=True)}
     anthropic.beta.sessions.delete(session.id)
     with pytest.raises(NotFoundError):
         anthropic.beta.sessions.retrieve(session.id)

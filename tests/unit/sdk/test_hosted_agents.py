@@ -92,3 +92,6 @@ async def test_run_is_interrupted(sandlot: AsyncClient) -> None:
         await sandlot.agent_sessions.send(session.id, "wait")
     assert await sandlot.agent_sessions.interrupt(session.id)
     assert not await sandlot.agent_sessions.interrupt(session.id)
+    archived = await sandlot.agent_sessions.archive(session.id)
+    assert archived.status == "terminated"
+    assert [event.type async for event in sandlot.agent_sessions.follow(session.id, after=archived.last_event - 1)] == ["session.status_terminated"]

@@ -46,7 +46,7 @@ METHODS = {
     "Pools": "create list get update delete",
     "Webhooks": "create list get update delete",
     "Agents": "create list iter get update archive delete",
-    "AgentSessions": "create list iter get update delete send interrupt events follow",
+    "AgentSessions": "create list iter get update archive delete send interrupt events follow",
     "Templates": "list get build start_build get_build builds follow_log cancel_build delete set_tag remove_tag",
     "Keys": "create list iter get get_current update delete",
     "FileStore": "upload list iter get read stream download delete import_files export_file",

@@ -170,6 +170,25 @@ class AgentRuntime:
         await self._node.templates.find(principal, environment.template)
         return await self._node.agents.create_session(principal, agent, environment, title=title, metadata=metadata)
 
+    async def archive_session(self, principal: Principal, session: str) -> AgentSessionRecord:
+        """End the run of a session and its sandbox. Its events and files stay; the session takes no more messages. Idempotent.
+
+        Raises:
+            NotFoundError: There is no such session.
+            ConflictError: A message was sent meanwhile.
+        """
+        found = await self._node.agents.get_session(principal, session)
+        await self._stop(found.id)
+        if found.id in self._runs:
+            raise _running(found.id)
+        self._runs[found.id] = _ActiveRun(found.owner)  # no run begins meanwhile
+        try:
+            archived = await complete(self._node.agents.archive_session(principal, session))
+        finally:
+            del self._runs[found.id]
+        await self._end_sandbox(principal, archived)
+        return archived
+
     async def delete_session(self, principal: Principal, session: str) -> None:
         """End the run of a session and its sandbox, and delete its files, events and the session.
 
@@ -180,9 +199,7 @@ class AgentRuntime:
         await self._stop(found.id)
         found = await self._node.agents.get_session(principal, session)
         await self._delete_files(principal, found.id)
-        if found.sandbox is not None:
-            with suppress(NotFoundError):  # the sandbox has ended, and its record was deleted
-                await self._node.sandboxes.kill(principal, found.sandbox)
+        await self._end_sandbox(principal, found)
         await self._node.agents.delete_session(principal, session)
 
     # Runs ------------------------------------------------------------------------------------------------------------
@@ -271,7 +288,7 @@ class AgentRuntime:
         if self._is_closed:
             raise UnavailableError("The service is stopping.", code=ErrorCode.SERVICE_STOPPING, hint="Try again when the service has restarted.")
         if session in self._runs:
-            raise ConflictError(f"The session {session} is running.", hint="Wait until its status is `idle`, or interrupt the run first.")
+            raise _running(session)
         of_key = sum(each.owner == principal.owner for each in self._runs.values())
         if of_key >= self._limits.runs_per_key:
             raise LimitError(f"This key has {of_key} active runs of agents, the maximum.", hint="Wait until one has ended, or interrupt one.")
@@ -284,6 +301,11 @@ class AgentRuntime:
             )
         self._runs[session] = active = _ActiveRun(principal.owner)
         return active
+
+    async def _end_sandbox(self, principal: Principal, session: AgentSessionRecord) -> None:
+        if session.sandbox is not None:
+            with suppress(NotFoundError):  # the sandbox has ended, and its record was deleted
+                await self._node.sandboxes.kill(principal, session.sandbox)
 
     async def _delete_files(self, principal: Principal, session: AgentSessionId) -> None:
         after = 0
@@ -311,3 +333,7 @@ class AgentRuntime:
                     hint=f'Pass {{"type": "mcp", "server": "{TOOL_SERVER}"}} for the tools of the sandbox.',
                     fields={"field": "tools"},
                 )
+
+
+def _running(session: AgentSessionId) -> ConflictError:
+    return ConflictError(f"The session {session} is running.", hint="Wait until its status is `idle`, or interrupt the run first.")

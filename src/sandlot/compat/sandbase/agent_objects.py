@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord
+from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, SessionStatus
 
 TOOL_USE: Final = "agent.tool_use"
 Object = Mapping[str, Any]
@@ -69,7 +69,7 @@ def session_object(record: AgentSessionRecord, template: str) -> Object:
         "vault_ids": [],
         "created_at": record.created_at.isoformat(),
         "updated_at": record.updated_at.isoformat(),
-        "archived_at": record.updated_at.isoformat() if record.status == "terminated" else None,
+        "archived_at": record.updated_at.isoformat() if record.status is SessionStatus.TERMINATED else None,
     }
 
 

@@ -211,7 +211,7 @@ async def create_session(body: CreateSessionRequest, request: Request) -> Respon
 async def list_sessions(query: Annotated[AgentPageQuery, Query()], request: Request) -> Response:
     """List the sessions, newest first."""
     page = await get_node(request).agents.list_sessions(
-        get_principal(request), agent=query.agent_id, before=pagination.decode_cursor(query.page), limit=query.limit
+        get_principal(request), agent=query.agent_id, archived=query.include_archived, before=pagination.decode_cursor(query.page), limit=query.limit
     )
     return e2b_json_response({"data": [await _session(request, each) for each in page.items], "next_page": pagination.next_cursor(page)})
 
@@ -228,6 +228,12 @@ async def update_session(session: str, body: UpdateSessionRequest, request: Requ
     """Change the title or the metadata of a session."""
     changed = await get_node(request).agents.update_session(get_principal(request), session, title=body.title, metadata=body.metadata)
     return e2b_json_response(await _session(request, changed))
+
+
+@routes.post("/sessions/{session}/archive")
+async def archive_session(session: str, request: Request) -> Response:
+    """Archive a session: its run and its sandbox end, its events and files stay."""
+    return e2b_json_response(await _session(request, await get_agents(request).archive_session(get_principal(request), session)))
 
 
 @routes.delete("/sessions/{session}")

@@ -190,6 +190,14 @@ class AsyncAgentSessions:
         body = requests.omit_none(title=title, metadata=None if metadata is None else dict(metadata))
         return structure(AgentSessionInfo, await self._transport.request("PATCH", _path(session), body=body))
 
+    async def archive(self, session: str) -> AgentSessionInfo:
+        """Archive a session: it takes no more messages. An active run and the sandbox are ended; events and files stay.
+
+        Raises:
+            NotFoundError: ``session_not_found``.
+        """
+        return structure(AgentSessionInfo, await self._transport.request("POST", f"{_path(session)}/archive"))
+
     async def delete(self, session: str) -> None:
         """Delete a session with its events and files. An active run and the sandbox of the session are ended.
 
@@ -243,7 +251,7 @@ class AsyncAgentSessions:
         Args:
             session: Id of the session.
             after: Only events with a larger ``sequence``, such as ``last_event`` of :meth:`send`.
-            until_idle: End after the event ``session.status_idle``. False: go on until the session is deleted.
+            until_idle: End after the event ``session.status_idle`` or ``session.status_terminated``. False: go on until the session is deleted.
 
         Raises:
             NotFoundError: ``session_not_found``.
@@ -253,7 +261,7 @@ class AsyncAgentSessions:
         try:
             async for message in messages:
                 yield structure(AgentEventInfo, message.data)
-                if until_idle and message.name == "session.status_idle":
+                if until_idle and message.name in {"session.status_idle", "session.status_terminated"}:
                     return
         finally:
             await messages.aclose()

@@ -191,6 +191,14 @@ class AgentSessions:
         body = requests.omit_none(title=title, metadata=None if metadata is None else dict(metadata))
         return structure(AgentSessionInfo, self._transport.request("PATCH", _path(session), body=body))
 
+    def archive(self, session: str) -> AgentSessionInfo:
+        """Archive a session: it takes no more messages. An active run and the sandbox are ended; events and files stay.
+
+        Raises:
+            NotFoundError: ``session_not_found``.
+        """
+        return structure(AgentSessionInfo, self._transport.request("POST", f"{_path(session)}/archive"))
+
     def delete(self, session: str) -> None:
         """Delete a session with its events and files. An active run and the sandbox of the session are ended.
 
@@ -244,7 +252,7 @@ class AgentSessions:
         Args:
             session: Id of the session.
             after: Only events with a larger ``sequence``, such as ``last_event`` of :meth:`send`.
-            until_idle: End after the event ``session.status_idle``. False: go on until the session is deleted.
+            until_idle: End after the event ``session.status_idle`` or ``session.status_terminated``. False: go on until the session is deleted.
 
         Raises:
             NotFoundError: ``session_not_found``.
@@ -254,7 +262,7 @@ class AgentSessions:
         try:
             for message in messages:
                 yield structure(AgentEventInfo, message.data)
-                if until_idle and message.name == "session.status_idle":
+                if until_idle and message.name in {"session.status_idle", "session.status_terminated"}:
                     return
         finally:
             messages.close()

@@ -72,7 +72,7 @@ class AgentSessionInfo:
     Args:
         id: Id of the session.
         agent: Id of the agent.
-        status: ``idle``, ``running`` or ``terminated``.
+        status: ``idle``, ``running``, or ``terminated`` for an archived session.
         stop_reason: Reason of the end of the last run: ``end_turn``, ``budget_reached``, ``retries_exhausted`` or ``refusal``; None before its end.
         agent_version: Version of the agent's configuration that the session uses.
         sandbox: Id of the last sandbox; None before the first call of a tool.

@@ -30,6 +30,7 @@ EVENT_TYPES = {
     "agent.tool_use": "the model called a tool: `tool_use_id`, `name`, `input`",
     "agent.tool_result": "result of a call: `tool_use_id`, `content` with texts and images, `is_error`",
     "session.error": "the run failed or reached a limit: `error` with `type` and `message`",
+    "session.status_terminated": "the session was archived",
     "session.status_idle": "the run ended: `stop_reason` with the type `end_turn`, `budget_reached`, `retries_exhausted` or `refusal`",
 }
 """Type of an event -> its meaning."""
@@ -95,7 +96,7 @@ class AgentSessionResponse(ResponseModel):
     environment: SessionEnvironmentResponse
     title: str | None
     metadata: dict[str, str]
-    status: str = Field(description="`idle`, `running` or `terminated`.")
+    status: str = Field(description="`idle`, `running`, or `terminated` for an archived session.")
     stop_reason: str | None = Field(description="Reason of the end of the last run; null before the first run has ended.")
     sandbox: str | None = Field(description="Id of the last sandbox of the session; null before the first call of a tool.")
     usage: AgentUsageResponse
@@ -216,6 +217,12 @@ async def update(session: str, body: UpdateAgentSessionRequest, request: Request
     """Update the title and the metadata of a session."""
     changed = await get_node(request).agents.update_session(get_principal(request), session, title=body.title, metadata=body.metadata)
     return json_response(AgentSessionResponse.of(changed))
+
+
+@router.post("/{session}/archive", responses=documented_response(AgentSessionResponse, "The archived session."))
+async def archive(session: str, request: Request) -> Response:
+    """Archive a session. An active run and the sandbox of the session are ended; its events and files stay. It takes no more messages."""
+    return json_response(AgentSessionResponse.of(await get_agents(request).archive_session(get_principal(request), session)))
 
 
 @router.delete("/{session}", status_code=204, responses=PROBLEM)

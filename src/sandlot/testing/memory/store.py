@@ -698,13 +698,14 @@ class MemoryAgentRepository:
         return await self._session.read("agents.get_session", lambda database: database.agent_sessions.get(session))
 
     async def list_sessions(
-        self, *, owner: OwnerId | None, agent: AgentId | None, before: Position | None, limit: int
+        self, *, owner: OwnerId | None, agent: AgentId | None, archived: bool = True, before: Position | None, limit: int
     ) -> Sequence[AgentSessionRecord]:
         """Return a page of sessions, the newest first."""
 
         def work(database: MemoryDatabase) -> list[AgentSessionRecord]:
-            found = (row for row in database.agent_sessions.values() if owner in {None, row.owner} and agent in {None, row.agent})
-            return _newest((row for row in found if before is None or _position(row) < (before.at, before.id)), limit)
+            found = [row for row in database.agent_sessions.values() if owner in {None, row.owner} and agent in {None, row.agent}]
+            listed = (row for row in found if archived or row.status is not SessionStatus.TERMINATED)
+            return _newest((row for row in listed if before is None or _position(row) < (before.at, before.id)), limit)
 
         return await self._session.read("agents.list_sessions", work)
 

@@ -121,6 +121,8 @@ class AgentsSuite:
         first = await store.agents.list_sessions(owner=ALICE, agent=of, before=None, limit=1)
         position = Position(first[-1].created_at, first[-1].id)
         assert [*first, *await store.agents.list_sessions(owner=ALICE, agent=of, before=position, limit=9)] == mine[::-1]
+        await store.agents.append(other.id, [], change=SessionChange(SessionStatus.TERMINATED))
+        assert list(await store.agents.list_sessions(owner=None, agent=None, archived=False, before=None, limit=9)) == [theirs, *reversed(mine)]
 
     async def test_one_run_of_a_session_is_active_at_a_time(self, store: Store) -> None:
         record, node, event = session(), new_node_id(), agent_event(1)

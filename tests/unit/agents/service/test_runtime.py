@@ -319,6 +319,21 @@ async def test_delete_ends_the_run_and_the_sandbox(make_world: MakeWorld, at: Be
         await at.node.agents.get_session(OPERATOR, session)
 
 
+async def test_archive_ends_the_run_and_the_sandbox_and_keeps_the_events(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(lambda _: FOREVER)
+    session = await world.session()
+    await world.runtime.send(OPERATOR, session, "Wait")
+    await world.until(session, "agent.tool_use")
+    archived = await world.runtime.archive_session(OPERATOR, session)
+    assert (archived.status, archived.node) == (SessionStatus.TERMINATED, None)
+    assert kinds(await world.events(session))[-3:] == ["tool_result", "status_idle", "status_terminated"]
+    assert at.sandboxes.list(OPERATOR) == []
+    assert await world.runtime.archive_session(OPERATOR, session) == archived
+    with pytest.raises(ConflictError, match="archived"):
+        await world.runtime.send(OPERATOR, session, "Go on")
+    assert not world.runtime.is_running
+
+
 async def test_stopped_run_is_ended_by_the_next_service(make_world: MakeWorld, kind: ModelKind, at: Bench) -> None:
     world = make_world(in_turn([COMPUTE, FOREVER], COMPUTE, Say("Done.")), kind)
     session = await world.session()
