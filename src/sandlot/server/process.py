@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sandlot import __version__
 from sandlot.agents.service.models import Models, load_models
 from sandlot.agents.service.runtime import AgentRuntime
+from sandlot.agents.service.tool_servers import load_tool_servers
 from sandlot.builds.limits import BuildLimits
 from sandlot.builds.runtime import BuildRuntime
 from sandlot.core.ports import SystemClock
@@ -183,7 +184,8 @@ class Server(uvicorn.Server):
         ws = functools.partial(websocket.SandlotWebSocketProtocol, turns=slices)
         settings = service.settings
         models = Models({} if settings.agent_models is None else load_models(settings.agent_models))
-        self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews)
+        servers = {} if settings.agent_mcp_servers is None else load_tool_servers(settings.agent_mcp_servers)
+        self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews, servers)
         self.builds = BuildRuntime(service.node, service.bases, service.layers, settings.builds, BuildLimits(), SystemClock())
         app: ASGIApp = create_app(service, turns, self.previews, self.agents, self.builds)
         self.previews.app = app

@@ -283,6 +283,7 @@ class Settings:
             over plain HTTP, and a proxy in front serves TLS.
         preview_tls_key: PEM file with the key of the certificate. None: the file of the certificate has it.
         agent_models: File in TOML with the models that agents may use. Default: none, and agents cannot be created.
+        agent_mcp_servers: File in TOML with the MCP servers whose tools agents may use. Default: none.
         agent_model_requests: Largest number of requests to the model in one run of an agent, 1 to 10,000.
         agent_tool_calls: Largest number of calls of tools in one run, 1 to 10,000.
         agent_run_s: Largest duration of one run in seconds, 1 to 86,400.
@@ -341,6 +342,7 @@ class Settings:
     preview_tls_cert: Annotated[Path | None, PlainValidator(_folder)] = None
     preview_tls_key: Annotated[Path | None, PlainValidator(_folder)] = None
     agent_models: Annotated[Path | None, PlainValidator(_folder)] = None
+    agent_mcp_servers: Annotated[Path | None, PlainValidator(_folder)] = None
     agent_model_requests: Annotated[int, _whole(1, 10_000)] = 50
     agent_tool_calls: Annotated[int, _whole(1, 10_000)] = 100
     agent_run_s: Annotated[float, _number(1.0, DAY_S)] = 1200.0

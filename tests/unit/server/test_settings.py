@@ -100,6 +100,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     ),
     "network_private": ("10.1.2.0/24, fd00::/8,", (ip_network("10.1.2.0/24"), ip_network("fd00::/8"))),
     "agent_models": ("/etc/models.toml", Path("/etc/models.toml")),
+    "agent_mcp_servers": ("/etc/servers.toml", Path("/etc/servers.toml")),
     "agent_model_requests": ("2", 2),
     "agent_tool_calls": ("3", 3),
     "agent_run_s": ("4.5", 4.5),

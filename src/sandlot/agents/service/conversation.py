@@ -224,16 +224,18 @@ def with_instructions(messages: Sequence[ModelMessage], system: str) -> list[Mod
     return [*messages[:-1], replace(last, instructions=system)]
 
 
-def error_event(kind: str, message: str, retry: str) -> Event:
+def error_event(kind: str, message: str, retry: str, server: str | None = None) -> Event:
     """Return the event of a run that failed.
 
     Args:
-        kind: ``model_request_failed_error``, ``model_rate_limited_error``, ``model_overloaded_error``, ``tool_use_limit_reached_error`` or
-            ``unknown_error``.
+        kind: ``model_request_failed_error``, ``model_rate_limited_error``, ``model_overloaded_error``, ``tool_use_limit_reached_error``,
+            ``mcp_connection_failed_error`` or ``unknown_error``.
         message: Description for people.
         retry: ``exhausted`` if another message may succeed, ``terminal`` if not.
+        server: Name of the MCP server that failed; None for other errors.
     """
-    return "session.error", {"error": {"type": kind, "message": message, "retry_status": {"type": retry}}}
+    named = {} if server is None else {"mcp_server_name": server}
+    return "session.error", {"error": {"type": kind, "message": message, "retry_status": {"type": retry}, **named}}
 
 
 def idle_event(reason: str) -> Event:

@@ -27,10 +27,12 @@ from sandlot.agents.service.completion import complete
 from sandlot.agents.service.conversation import Call, Event
 from sandlot.agents.service.limits import MAX_CONVERSATION_BYTES, AgentLimits
 from sandlot.agents.service.models import ModelEntry
+from sandlot.agents.service.tool_servers import ServerTool, ServerTools, ToolServerEntry, ToolServerError, connect
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.agents import AgentSessionRecord, SessionChange, SessionStatus
 from sandlot.model.errors import AuthenticationError, NotFoundError, SandlotError
+from sandlot.toolset.tools import Tool
 from sandlot.toolset.toolset import Toolset
 
 if TYPE_CHECKING:
@@ -69,14 +71,16 @@ class RunParameters:
     Args:
         entry: The model.
         model: Client of the model.
-        toolset: Tools that the model may call.
+        toolset: Tools of the sandbox that the model may call.
         limits: Limits of the run.
+        servers: MCP servers whose tools the model may call.
     """
 
     entry: ModelEntry
     model: Model
     toolset: Toolset
     limits: AgentLimits
+    servers: tuple[ToolServerEntry, ...] = ()
 
 
 class Run:
@@ -137,12 +141,20 @@ class Run:
             pass  # the session was deleted
 
     async def _converse(self) -> None:
+        try:
+            async with connect(self._parameters.servers) as servers:
+                await self._answer(servers)
+        except ToolServerError as error:
+            event = conversation.error_event("mcp_connection_failed_error", str(error), "exhausted", error.server)
+            raise _RunEnd(RETRIES_EXHAUSTED, event) from None
+
+    async def _answer(self, servers: ServerTools) -> None:
         stored = await self._agents.messages(self._session.id)
         self._stored_bytes = sum(map(len, stored))
         self._messages = conversation.load(stored)
         known_calls = conversation.call_ids(self._messages)
         while True:
-            answer = conversation.read_answer(await self._request(), known_calls)
+            answer = conversation.read_answer(await self._request(servers), known_calls)
             await self._store(answer.events, answer.message)
             if answer.refused:
                 raise _RunEnd(REFUSAL)
@@ -151,16 +163,14 @@ class Run:
                 raise self._limit(f"The response of the model has {tokens} tokens, the maximum, and was cut off.")
             if not answer.calls:
                 return
-            await self._run_calls(answer.calls)
+            await self._run_calls(answer.calls, servers)
 
-    async def _request(self) -> Any:  # noqa: ANN401 - ModelResponse
+    async def _request(self, servers: ServerTools) -> Any:  # noqa: ANN401 - ModelResponse
         self._check_budget()
         self._requests += 1
         parameters = self._parameters
-        tools = [
-            ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=tool.input_schema)
-            for tool in parameters.toolset.tools.values()
-        ]
+        offered: list[Tool | ServerTool] = [*parameters.toolset.tools.values(), *servers.tools]
+        tools = [ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=tool.input_schema) for tool in offered]
         messages = conversation.with_instructions(self._messages, self._session.config.system)
         settings = ModelSettings(max_tokens=parameters.entry.max_output_tokens, timeout=parameters.entry.timeout)
         request = ModelRequestParameters(function_tools=tools, allow_text_output=True)
@@ -181,7 +191,7 @@ class Run:
         )
         return response
 
-    async def _run_calls(self, calls: tuple[Call, ...]) -> None:
+    async def _run_calls(self, calls: tuple[Call, ...], servers: ServerTools) -> None:
         parts: list[ModelRequestPart] = []
         for call in calls:
             if self._calls >= self._parameters.limits.tool_calls:
@@ -191,7 +201,10 @@ class Run:
             if call.problem is not None:
                 event, part = conversation.failed_event(call.id, call.problem), conversation.failed_part(call, call.problem)
             else:
-                result = await self._parameters.toolset.call(call.name, call.arguments, self._sandbox.open)
+                if call.name in servers:
+                    result = await servers.call(call.name, call.arguments)
+                else:
+                    result = await self._parameters.toolset.call(call.name, call.arguments, self._sandbox.open)
                 if result.sandbox_ended:
                     self._sandbox.forget()
                 files, result = await self._sandbox.store_images(result)

@@ -20,6 +20,7 @@ from sandlot.agents.service.completion import complete
 from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.sandbox import SessionSandbox, find_sandbox
+from sandlot.agents.service.tool_servers import TOOL_SERVER, ToolServerEntry
 from sandlot.core.node import Node
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.agents import (
@@ -40,8 +41,6 @@ from sandlot.web.preview_urls import PreviewAddresses
 if TYPE_CHECKING:
     from sandlot.agents.service.run import Run
 
-TOOL_SERVER: Final = "code-exec"
-"""Name by which an agent's tools of type ``mcp`` name the tools of the sandbox."""
 TOOLSET_TYPE: Final = "agent_toolset_20260401"
 """Type by which clients of Anthropic's managed agents name them."""
 EVENTS_AT_END: Final = 256
@@ -67,13 +66,22 @@ class AgentRuntime:
         models: Models of the operator.
         limits: Limits of runs.
         previews: Address of the previews. None: tools return no URLs.
+        servers: MCP servers of the operator, by their names.
     """
 
-    def __init__(self, node: Node, models: Models, limits: AgentLimits, previews: PreviewAddresses | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        models: Models,
+        limits: AgentLimits,
+        previews: PreviewAddresses | None = None,
+        servers: Mapping[str, ToolServerEntry] | None = None,
+    ) -> None:
         self._node = node
         self._models = models
         self._limits = limits
         self._previews = previews
+        self._servers = servers or {}
         self._runs: dict[AgentSessionId, _ActiveRun] = {}
         self._is_closed = False
 
@@ -218,7 +226,7 @@ class AgentRuntime:
         Raises:
             NotFoundError: There is no such session.
             ConflictError: A run of the session is active.
-            InvalidRequestError: The message is too long or empty, or the operator does not offer the model any more.
+            InvalidRequestError: The message is too long or empty, or the operator does not offer the model or a tool any more.
             LimitError: The key or the node has too many active runs.
         """
         size = len(check_text("content", text))
@@ -231,6 +239,7 @@ class AgentRuntime:
 
     async def _begin(self, principal: Principal, session: AgentSessionRecord, text: str) -> AgentSessionRecord:
         entry, model = self._models.entry(session.config.model), self._models.build(session.config.model)
+        self._check_tools(session.config.tools)
         from sandlot.agents.service import conversation  # noqa: PLC0415 - imports pydantic-ai
         from sandlot.agents.service.run import Run, RunParameters  # noqa: PLC0415
 
@@ -241,9 +250,11 @@ class AgentRuntime:
         except BaseException:
             del self._runs[session.id]
             raise
-        toolset = Toolset() if begun.config.tools else Toolset(())
+        named = dict.fromkeys(TOOL_SERVER if tool["type"] == TOOLSET_TYPE else tool["server"] for tool in begun.config.tools)
+        toolset = Toolset() if TOOL_SERVER in named else Toolset(())
+        servers = tuple(self._servers[name] for name in named if name != TOOL_SERVER)
         sandbox = SessionSandbox(self._node, principal, begun, self._previews)
-        active.run = Run(self._node, principal, begun, sandbox, RunParameters(entry, model, toolset, self._limits))
+        active.run = Run(self._node, principal, begun, sandbox, RunParameters(entry, model, toolset, self._limits, servers))
         active.task = asyncio.create_task(self._execute(begun.id, active.run), name=f"agent run {begun.id}")
         return begun
 
@@ -325,14 +336,19 @@ class AgentRuntime:
     def _check(self, model: str | None, tools: Sequence[Mapping[str, Any]]) -> None:
         if model is not None:
             self._models.entry(model)
+        self._check_tools(tools)
+
+    def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        names = [TOOL_SERVER, *sorted(self._servers)]
         for tool in tools:
-            kind = tool.get("type")
-            if kind != TOOLSET_TYPE and (kind != "mcp" or tool.get("server") != TOOL_SERVER):
-                raise InvalidRequestError(
-                    f"The tool {str(dict(tool))[:200]} is not supported.",
-                    hint=f'Pass {{"type": "mcp", "server": "{TOOL_SERVER}"}} for the tools of the sandbox.',
-                    fields={"field": "tools"},
-                )
+            if tool.get("type") == TOOLSET_TYPE or (tool.get("type") == "mcp" and tool.get("server") in names):
+                continue
+            others = f" The operator has configured these MCP servers: {', '.join(names[1:])}." if self._servers else ""
+            raise InvalidRequestError(
+                f"The tool {str(dict(tool))[:200]} is not supported.",
+                hint=f'Pass {{"type": "mcp", "server": "{TOOL_SERVER}"}} for the tools of the sandbox.{others}',
+                fields={"field": "tools", "servers": names},
+            )
 
 
 def _running(session: AgentSessionId) -> ConflictError:

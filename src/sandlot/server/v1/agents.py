@@ -18,7 +18,7 @@ from sandlot.web.models import Metadata, QueryModel, RequestModel, ResponseModel
 
 _TOOLS = (
     'Tools of the agent: `[{"type": "mcp", "server": "code-exec"}]` for those of a sandbox (run code and commands, install packages, read and write '
-    "files), empty for none."
+    "files), and those of MCP servers that the operator has configured, by their names. Empty for none."
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from sandlot.agents.service.limits import AgentLimits
 from sandlot.agents.service.models import ModelEntry, ModelKind, Models
 from sandlot.agents.service.runtime import AgentRuntime
+from sandlot.agents.service.tool_servers import ToolServerEntry
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.agents import AgentConfig, AgentEventRecord, SessionEnvironment
 from tests.support.scripted_model.endpoint import Endpoint, scripted_model
@@ -32,6 +33,8 @@ class World:
         endpoint: The endpoint of the model.
         kind: API of the endpoint.
         limits: Limits of the runs.
+        timeout: Seconds for a response of the model.
+        servers: MCP servers of the operator.
     """
 
     at: Bench
@@ -39,6 +42,7 @@ class World:
     kind: ModelKind
     limits: AgentLimits = DEFAULT_LIMITS
     timeout: float = 60.0
+    servers: Mapping[str, ToolServerEntry] = field(default_factory=dict)
     runtime: AgentRuntime = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +52,7 @@ class World:
         """Return a runtime, as another service would start it."""
         address = self.endpoint.address if self.kind is ModelKind.ANTHROPIC else self.endpoint.openai_url
         entry = ModelEntry("large", self.kind, address, "key-of-the-model", "upstream", 1.0, 5.0, timeout=self.timeout)
-        return AgentRuntime(self.at.node, Models({"large": entry}), self.limits)
+        return AgentRuntime(self.at.node, Models({"large": entry}), self.limits, servers=self.servers)
 
     async def session(self, principal: Principal = OPERATOR, tools: tuple[Any, ...] = TOOLS) -> str:
         """Create an agent and a session, and return the id of the session."""
