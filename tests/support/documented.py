@@ -7,6 +7,7 @@ that starts or stops services gets a data directory and a port of its own.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -102,6 +103,15 @@ class Page:
                     return block.text
                 at = found + len(block.text)
         return None
+
+    def definitions(self) -> str:
+        """Return the classes and functions of the first program in Python, without ``main``, and the imports that they use."""
+        program = ast.parse(next(block.text for block in self.blocks() if block.language == "python"))
+        kept = [each for each in program.body if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and each.name != "main"]
+        used = {node.id for each in kept for node in ast.walk(each) if isinstance(node, ast.Name)}
+        imports = [each for each in program.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        needed = [each for each in imports if any((name.asname or name.name) in used for name in each.names)]
+        return "\n".join(map(ast.unparse, [*needed, *kept]))
 
     def script(self) -> str:
         """Return the programs of the page as a bash script."""
