@@ -23,7 +23,7 @@ from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
 from sandlot.core.pools.models import PoolConfig, PoolSpec
-from sandlot.core.pools.template_snapshots import TemplateSnapshotManager as Templates
+from sandlot.core.pools.snapshot_maker import SnapshotMaker as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
 from sandlot.core.resources.allocation import Allocation

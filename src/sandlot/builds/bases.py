@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sandlot.builds.plan import EmptyBase, ImageBase, LayersBase, TemplateBase
 from sandlot.model.access import Principal
 from sandlot.model.images import ImageConfig
-from sandlot.model.templates import BuiltRoot
+from sandlot.model.templates import BuildRecord, BuiltRoot
 
 Report = Callable[[str], object]
 """Function that is called with one line of text about the progress, for the log of the build."""
@@ -49,5 +49,26 @@ class BuildBases(Protocol):
 
         Raises:
             SandlotError: A layer has a forbidden entry, or the root file system is too large.
+        """
+        ...
+
+    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: Callable[[int, bytes], None]) -> int:
+        """Make the snapshot of a finished build, in which its start command runs, and return its size in bytes; 0 if the host cannot make it now.
+
+        Args:
+            principal: Owner of the build.
+            build: Build with its root file system and settings.
+            on_output: Function that is called with the channel and the bytes of output of the start command, until it is ready.
+
+        Raises:
+            SandlotError: The start command failed or did not become ready.
+        """
+        ...
+
+    async def prune(self, builds: Collection[BuildRecord]) -> None:
+        """Remove the snapshots that no build needs. Call this only while no build runs.
+
+        Args:
+            builds: All ready builds of the node.
         """
         ...

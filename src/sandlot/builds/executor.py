@@ -149,8 +149,8 @@ class Executor:
         self._contexts: dict[str, Context] = {}
         self._sandboxes: set[str] = set()
 
-    async def execute(self) -> tuple[BuiltRoot, TemplateSettings]:
-        """Run the plan, and return the root file system and the settings of the template.
+    async def execute(self) -> BuildRecord:
+        """Run the plan, and return the build with its root file system, its settings and the size of its snapshot.
 
         Raises:
             SandlotError: A step failed. The message names the step, its exit code and the last lines of its output.
@@ -174,7 +174,25 @@ class Executor:
                 await self._log.step("finalize", "Nothing has changed")
             root = _add(last.base.root, layer)
             await self._bases.prepare(root, self._log.add)
-            return root, self._settings(last.final)
+            await self._remove()  # the snapshot needs the part of the quota that these sandboxes have
+            return await self._finish(replace(self._build, root=root, settings=self._settings(last.final)))
+
+    async def _finish(self, build: BuildRecord) -> BuildRecord:
+        """Run the start command once, and save the sandbox in which it runs."""
+        settings, lines = build.settings, OutputLines(self._log)
+        if settings.start_command:
+            self._log.add(f"Running the start command: {settings.start_command}")
+        if settings.ready_command:
+            self._log.add(f"Waiting for the ready command: {settings.ready_command}")
+        try:
+            snapshot_bytes = await self._bases.save_snapshot(self._principal, build, lines.feed)
+        except SandlotError as error:
+            lines.finish()
+            tail = lines.tail_text()
+            message = f"{error.message}{f' The last lines of its output:{chr(10)}{tail}' if tail else ''}"
+            raise type(error)(message, code=error.code, hint=error.hint, fields=error.fields, fault=error.fault) from error
+        lines.finish()
+        return replace(build, snapshot_bytes=snapshot_bytes)
 
     async def _close(self) -> None:
         await outlast_cancellation(self._remove())
@@ -182,9 +200,11 @@ class Executor:
     async def _remove(self) -> None:
         for context in self._contexts.values():
             await run_blocking(context.close)
-        for sandbox in self._sandboxes:
+        while self._sandboxes:
+            sandbox = next(iter(self._sandboxes))
             with suppress(NotFoundError):
                 await self._node.sandboxes.kill(self._principal, sandbox)
+            self._sandboxes.discard(sandbox)
 
     # Planning --------------------------------------------------------------------------------------------------------
 

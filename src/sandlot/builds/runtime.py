@@ -174,7 +174,7 @@ class BuildRuntime:
             await job.ended.wait()
 
     async def prune(self) -> None:
-        """Remove the layers that no build needs, and cached results that name them.
+        """Remove the layers and snapshots that no build needs, and cached results that name these layers.
 
         Does nothing while a build runs, because its layers are not recorded yet.
         """
@@ -185,6 +185,7 @@ class BuildRuntime:
             try:
                 await self._blobs.layers.prune({layer.digest for build in ready if build.root is not None for layer in build.root.layers})
                 await self._cache.prune_results(self._blobs.layers)
+                await self._bases.prune(ready)
             except OSError as error:
                 _log.warning("build.layers_not_removed", error=str(error))
 
@@ -236,7 +237,7 @@ class BuildRuntime:
         try:
             try:
                 async with asyncio.timeout(self._limits.build_s):
-                    root, settings = await executor.execute()
+                    done = await executor.execute()
             except TimeoutError:
                 raise TimeoutExceededError(f"The build has taken {self._limits.build_s:g} seconds, the maximum.") from None
             except SandlotError:
@@ -249,7 +250,9 @@ class BuildRuntime:
             await records.fail(log.build, error)
         else:
             await log.aclose()
-            await records.finish(log.build, root, settings)
+            if done.root is None:
+                raise InternalError("The build has no root file system.")
+            await records.finish(log.build, done.root, done.settings, done.snapshot_bytes)
         finally:
             job.build = log.build
             await outlast_cancellation(log.aclose())

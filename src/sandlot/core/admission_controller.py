@@ -19,9 +19,10 @@ from sandlot.core import admission
 from sandlot.core.access import quotas
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy
-from sandlot.core.execution.start_command import run_start_command
+from sandlot.core.execution.start_command import StartCommandStep
 from sandlot.core.files.files import make_working_directory
 from sandlot.core.files.store import FileStore, inject
+from sandlot.core.pools.build_snapshots import BuildSnapshot, pinned
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
 from sandlot.core.ports import Clock
@@ -72,13 +73,17 @@ class Admitted:
     Args:
         allocation: Allocation with the reservation of the sandbox, and with the claimed warm sandbox if there is one.
         claim: Result of the search for a warm sandbox. None: the request cannot use a pool.
-        setup: Steps that write the files of the request into the sandbox.
+        setup: Steps that write the files of the request into the sandbox, and run the start command of its template.
+        snapshot: Snapshot of the build of a user from which the sandbox can be restored. None: there is none for such sandboxes.
+        start: The last one of the steps, if the template has a start command.
     """
 
     sandbox: Sandbox
     allocation: Allocation
     claim: PoolClaim | None
     setup: Sequence[SetupStep]
+    snapshot: BuildSnapshot | None = None
+    start: StartCommandStep | None = None
 
 
 class AdmissionController:
@@ -169,7 +174,16 @@ class AdmissionController:
         capabilities = await self._drivers.capabilities(isolation)
         requested = params.network or (None if source is None else source.spec.network)
         network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
-        spec = self._spec(params, template, defaults, isolation, network, source, public_ports=public_ports, single_use=single_use)
+        spec = self._spec(
+            params,
+            template if source is not None else pinned(template, defaults),
+            defaults,
+            isolation,
+            network,
+            source,
+            public_ports=public_ports,
+            single_use=single_use,
+        )
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         takes = self._drivers[spec.isolation].max_resources(limits)
@@ -181,7 +195,7 @@ class AdmissionController:
         quotas.check_lifetime(principal.quota, params.timeout_s)
         files = await self._file_store.get_many(principal, params.file_ids)
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
-        pool_spec = PoolSpec(spec.template, spec.isolation, limits)
+        pool_spec = PoolSpec(template, spec.isolation, limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
         claim = self._pools.find_warm(pool_spec, principal.owner) if has_pools else None
         warm = None if claim is None else claim.warm
@@ -218,8 +232,9 @@ class AdmissionController:
                     raise InternalError("The sandbox has neither a warm sandbox nor a reading of the host.")
                 reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
-        starting = () if source is not None else _run_start_command(defaults)
-        return Admitted(sandbox, allocation, claim, [*_make_working_directory(params), *setup, *starting])
+        start = StartCommandStep(defaults.start) if source is None and defaults.start is not None else None
+        setup = [*_make_working_directory(params), *setup, *(() if start is None else (start,))]
+        return Admitted(sandbox, allocation, claim, setup, BuildSnapshot.of(spec.template, spec.isolation, limits, defaults), start)
 
     async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
         """Check that several equal sandboxes fit, and make a reservation for each of them, before the first sandbox is admitted.
@@ -368,12 +383,6 @@ class AdmissionController:
             parent=source.spec.parent,
             restored=source.restored,
         )
-
-
-def _run_start_command(defaults: TemplateDefaults) -> Sequence[SetupStep]:
-    if not defaults.start_command:
-        return ()
-    return (functools.partial(run_start_command, command=defaults.start_command, ready_command=defaults.ready_command),)
 
 
 def _make_working_directory(params: CreateSandboxParams) -> Sequence[SetupStep]:

@@ -317,9 +317,17 @@ class TemplateBuilds:
             await self._templates.add_lines(build.id, kept)
             self._wakeups.wake(build.id)
 
-    async def finish(self, build: BuildRecord, root: BuiltRoot, settings: TemplateSettings) -> BuildRecord | None:
-        """Record that a build is ready. Its template gets its tags and limits. Return the changed build; None if it has ended or was deleted."""
-        ready = replace(build, status=BuildStatus.READY, ended_at=self._clock.now(), step="", root=root, settings=settings)
+    async def finish(self, build: BuildRecord, root: BuiltRoot, settings: TemplateSettings, snapshot_bytes: int = 0) -> BuildRecord | None:
+        """Record that a build is ready. Its template gets its tags and limits. Return the changed build; None if it has ended or was deleted.
+
+        Args:
+            build: The build.
+            root: Root file system.
+            settings: Settings of sandboxes.
+            snapshot_bytes: Size of the snapshot of the template; 0 if none was made.
+        """
+        ended_at = self._clock.now()
+        ready = replace(build, status=BuildStatus.READY, ended_at=ended_at, step="", root=root, settings=settings, snapshot_bytes=snapshot_bytes)
         return await self._end(ready)
 
     async def fail(self, build: BuildRecord, error: SandlotError, step: str = "") -> BuildRecord | None:

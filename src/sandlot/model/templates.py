@@ -70,6 +70,23 @@ class TemplateSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateStart:
+    """Programs that run in every sandbox of a template from the beginning, and how they are started.
+
+    Args:
+        command: Start command for ``/bin/sh``; empty for none.
+        ready_command: Command for ``/bin/sh`` that succeeds once the start command is ready; empty for none.
+        cwd: Working directory of both.
+        user: User of both.
+    """
+
+    command: str
+    ready_command: str
+    cwd: str
+    user: User
+
+
+@dataclass(frozen=True, slots=True)
 class TemplateDefaults:
     """Values that sandboxes of a template get unless their request says otherwise.
 
@@ -78,8 +95,9 @@ class TemplateDefaults:
         limits: Limits.
         cwd: Working directory.
         user: User of processes whose request names none.
-        start_command: Command of the shell that is started in every new sandbox; empty for none.
+        start_command: Command of the shell that runs in every sandbox from the beginning; empty for none.
         ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
+        digest: Digest of the root file system of the build; empty for a built-in template.
     """
 
     root_kind: RootKind = RootKind.TREE
@@ -88,6 +106,14 @@ class TemplateDefaults:
     user: User = User.USER
     start_command: str = ""
     ready_command: str = ""
+    digest: str = ""
+
+    @property
+    def start(self) -> TemplateStart | None:
+        """Programs that run in every sandbox of the template; None if there are none."""
+        if not self.start_command and not self.ready_command:
+            return None
+        return TemplateStart(self.start_command, self.ready_command, self.cwd, self.user)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +175,7 @@ class BuildRecord:
         error: Reason of a failure, for people; empty if there is none.
         settings: Settings of sandboxes of a ready build.
         root: Root file system; None until the build is ready.
+        snapshot_bytes: Size of the snapshot from which sandboxes of the template are restored; 0 if none was made.
     """
 
     id: str
@@ -165,6 +192,30 @@ class BuildRecord:
     error: str = ""
     settings: TemplateSettings = field(default_factory=TemplateSettings)
     root: BuiltRoot | None = None
+    snapshot_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the root file system and of the snapshot; 0 until the build is ready."""
+        return 0 if self.root is None else self.root.size_bytes + self.snapshot_bytes
+
+    def defaults(self, limits: Limits, digest: str) -> TemplateDefaults:
+        """Return what sandboxes of the build get if their request does not say otherwise.
+
+        Args:
+            limits: Limits of the template.
+            digest: Digest of the root file system.
+        """
+        settings = self.settings
+        return TemplateDefaults(
+            root_kind=RootKind.IMAGE,
+            limits=limits,
+            cwd=settings.working_dir or WORKSPACE,
+            user=User(settings.user) if settings.user else User.USER,
+            start_command=settings.start_command,
+            ready_command=settings.ready_command,
+            digest=digest,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,15 @@ Invariant: The layers of an image are stored before a build uses them, because a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sandlot.builds.bases import BaseRoot, Report
 from sandlot.builds.layers import LayerStore
 from sandlot.builds.plan import EmptyBase, ImageBase, LayersBase, TemplateBase
 from sandlot.builds.root_images import RootImageBuilder
+from sandlot.core.execution.start_command import OnOutput
+from sandlot.core.pools.build_snapshots import BuildSnapshots
+from sandlot.core.pools.models import content_of
 from sandlot.core.ports import ImageRegistry
 from sandlot.images.store import ImageStore
 from sandlot.model.access import Principal
@@ -16,7 +21,7 @@ from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.image_aliases import ImageAliases
 from sandlot.model.images import ImageConfig, ImageReference, parse_reference
 from sandlot.model.specs import WORKSPACE, TemplateRef
-from sandlot.model.templates import BuiltRoot
+from sandlot.model.templates import BuildRecord, BuiltRoot
 from sandlot.server.user_templates import UserTemplates
 
 
@@ -30,6 +35,7 @@ class ServiceBases:
         layers: Stored layers.
         registry: Image registries.
         aliases: Images that other images or templates stand for.
+        snapshots: Snapshots of builds.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class ServiceBases:
         layers: LayerStore,
         registry: ImageRegistry,
         aliases: ImageAliases,
+        snapshots: BuildSnapshots,
     ) -> None:
         self._templates = templates
         self._images = images
@@ -48,6 +55,7 @@ class ServiceBases:
         self._layers = layers
         self._registry = registry
         self._aliases = aliases
+        self._snapshots = snapshots
 
     async def open(self, principal: Principal, base: ImageBase | TemplateBase | LayersBase | EmptyBase, report: Report) -> BaseRoot:
         """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
@@ -84,6 +92,27 @@ class ServiceBases:
             SandlotError: A layer has a forbidden entry, or the root file system is too large.
         """
         await self._roots.ensure(root, self._layers.open, report)
+
+    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: OnOutput) -> int:
+        """Make the snapshot of a finished build, in which its start command runs, and return its size in bytes; 0 if the host cannot make it now.
+
+        Raises:
+            SandlotError: The start command failed or did not become ready.
+        """
+        if build.root is None:
+            return 0
+        digest = await self._roots.digest(build.root)
+        template = TemplateRef(principal.owner, self._templates.lend(principal, digest, build.settings.env), digest)
+        return await self._snapshots.make(principal, template, build.defaults(build.limits, digest), on_output)
+
+    async def prune(self, builds: Collection[BuildRecord]) -> None:
+        """Remove the snapshots that no build needs. Call this only while no build runs."""
+        needed = set()
+        for build in builds:
+            if build.root is not None:
+                digest = await self._roots.digest(build.root)
+                needed.add(content_of(build.owner, digest, build.settings.env, build.defaults(build.limits, digest).start))
+        await self._snapshots.prune(needed)
 
     async def _template(self, principal: Principal, name: str) -> BaseRoot | None:
         """Return a template as a base. A built-in template is built first if it has no build."""

@@ -52,6 +52,7 @@ from sandlot.core.manager import SandboxManager
 from sandlot.core.network import NetworkService
 from sandlot.core.node import Node
 from sandlot.core.oneshot.runner import OneShotRunner
+from sandlot.core.pools.build_snapshots import BuildSnapshots
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
 from sandlot.core.pools.models import PoolSpec, default_pools
@@ -59,6 +60,7 @@ from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.pools.refill import PoolRefiller
 from sandlot.core.pools.registry import PoolRegistry
+from sandlot.core.pools.snapshot_maker import SnapshotMaker
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, ImageRegistry, NetworkGateway, PackageIndex, SystemClock, TemplateStore
@@ -286,15 +288,31 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
         capacity = await reservations.capacity()
         pool_configs = default_pools(capacity.allocatable.memory_bytes) if settings.pools is None else settings.pools
         pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), pool_configs, policy.isolation_default)
-        template_snapshots = TemplateSnapshotManager(
+        guest_services = GuestServices(package_access, network_access)
+        snapshot_maker = SnapshotMaker(
             cache=TemplateSnapshotCache(settings.cache_dir),
             drivers=driver_set,
-            templates=resolver,
             reservations=reservations,
             clock=clock,
+            node=node_id,
             new_id=new_id,
             metrics=metrics,
             version=__version__,
+            guest_services=guest_services,
+            network=policy.network,
+            principal_of=api_keys.principal_of,
+            buffers=buffers,
+        )
+        template_snapshots = TemplateSnapshotManager(maker=snapshot_maker, drivers=driver_set, templates=resolver, clock=clock, metrics=metrics)
+        build_snapshots = BuildSnapshots(
+            maker=snapshot_maker,
+            drivers=driver_set,
+            templates=resolver,
+            clock=clock,
+            metrics=metrics,
+            node=node_id,
+            admission_policy=policy,
+            start_slots=start_slots,
         )
         refiller = PoolRefiller(
             registry=pool_registry,
@@ -346,10 +364,11 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             reservations=reservations,
             admission=admission,
             pools=pooled,
+            build_snapshots=build_snapshots,
             volumes=volumes,
             volume_mounter=volume_mounter,
             memory_images=memory_images,
-            guest_services=GuestServices(package_access, network_access),
+            guest_services=guest_services,
             clock=clock,
             policy=policy,
             start_slots=start_slots,
@@ -469,6 +488,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
         roots.connect(node)
+        opened.push_async_callback(build_snapshots.aclose)
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.push_async_callback(images.aclose)
         yield RunningService(
@@ -488,6 +508,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
                 layers=layers,
                 registry=image_registry,
                 aliases=settings.aliases,
+                snapshots=build_snapshots,
             ),
             stop=asyncio.Event(),
             keep=keep,

@@ -17,7 +17,7 @@ from sandlot.model.ids import TEMPLATE_ID, TemplateId
 from sandlot.model.images import Layer
 from sandlot.model.repositories import TemplateRepository
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import WORKSPACE, RootKind, TemplateRef, User
+from sandlot.model.specs import RootKind, TemplateRef
 from sandlot.model.templates import DEFAULT_TEMPLATE_TAG, TEMPLATE_NAME, BuildRecord, BuildStatus, TemplateDefaults, TemplateRecord
 
 MAX_LENT: Final = 1_000
@@ -103,15 +103,7 @@ class UserTemplates:
         if found is None:
             return await self._builtin.defaults(ref)
         record, build = found
-        settings = build.settings
-        return TemplateDefaults(
-            root_kind=RootKind.IMAGE,
-            limits=record.limits,
-            cwd=settings.working_dir or WORKSPACE,
-            user=User(settings.user) if settings.user else User.USER,
-            start_command=settings.start_command,
-            ready_command=settings.ready_command,
-        )
+        return build.defaults(record.limits, await self._digest(build))
 
     async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. The root image of a user's template is made first if it is not in the cache, in seconds."""
@@ -161,6 +153,9 @@ class UserTemplates:
                     fields={"template": ref.name},
                 )
             return record, build
+        current = await self._tagged(record, DEFAULT_TEMPLATE_TAG)
+        if current is not None and await self._digest(current) == ref.digest:
+            return record, current
         for build in await self._records.list_builds(owner=record.owner, template=record.id, limit=MAX_LISTED):
             if build.status is BuildStatus.READY and await self._digest(build) == ref.digest:
                 return record, build

@@ -456,6 +456,7 @@ template_builds = Table(
     Column("error", Utf8TextType, nullable=False),
     Column("settings", JsonType(TemplateSettings), nullable=False),
     Column("root", JsonType(BuiltRoot)),
+    Column("snapshot_bytes", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("last_line", Integer, nullable=False),
     Index("template_builds_by_template", "template", "created_at", "id"),

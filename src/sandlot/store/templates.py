@@ -89,7 +89,7 @@ class SqlTemplateRepository:
         return await self._database.apply(delete(templates).where(templates.c.id == template)) > 0
 
     async def totals(self, owner: OwnerId) -> tuple[int, int]:
-        """Return the number of an owner's templates, and the size of the root file systems of all their builds in bytes."""
+        """Return the number of an owner's templates, and the size in bytes of the root file systems and snapshots of all their builds."""
         number = select(func.count()).select_from(templates).where(templates.c.owner == owner).scalar_subquery()
         size = select(func.coalesce(func.sum(template_builds.c.size_bytes), 0)).where(template_builds.c.owner == owner).scalar_subquery()
         (row,) = await self._database.rows(select(number.label("number"), size.label("size")))
@@ -212,7 +212,7 @@ def _values(record: TemplateRecord | BuildRecord | BuildLine) -> dict[str, Any]:
 
 
 def _build_values(record: BuildRecord) -> dict[str, Any]:
-    return {**_values(record), "size_bytes": 0 if record.root is None else record.root.size_bytes}
+    return {**_values(record), "size_bytes": record.size_bytes}
 
 
 def _template(row: Row[Any]) -> TemplateRecord:

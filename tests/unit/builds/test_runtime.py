@@ -48,6 +48,14 @@ class Bases:
     async def prepare(self, root: BuiltRoot, report: Report) -> None:
         """Make nothing."""
 
+    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: object) -> int:
+        """Make nothing."""
+        del principal, build, on_output
+        return 0
+
+    async def prune(self, builds: object) -> None:
+        """Remove nothing."""
+
 
 class Bench:
     def __init__(self, memory: MemoryNode, folder: Path, bases: Bases, limits: BuildLimits) -> None:

@@ -4,7 +4,7 @@
 strategy              path      action
 ====================  ========  =========================================================================================================
 WarmStart             warm      a claimed warm sandbox is thawed, its guest gets an identity in one request, and it is recorded in one commit
-TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from the template snapshot
+TemplateSnapshotStart prepared  a prepared sandbox of a pool is restored from the template snapshot, or from the snapshot of a user's build
 TemplateSnapshotStart restored  the driver prepares a sandbox, which is then restored from the template snapshot
 BootStart             booted    the sandbox boots from its root filesystem
 MemoryImageStart                a sandbox is restored from a snapshot image or a hibernation image
@@ -35,10 +35,13 @@ from typing import Any, Final, Protocol
 import structlog
 
 from sandlot.core.admission_controller import Admitted, SetupStep, StartSourceConstraints
+from sandlot.core.execution.start_command import StartCommandStep
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
+from sandlot.core.pools.build_snapshots import BuildSnapshot
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.pools.pooled_sandboxes import PoolClaim
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.drivers import STEP_TIMEOUT_S, driver_step
 from sandlot.core.resources.reservations import Reservation
@@ -119,9 +122,9 @@ def template_strategies(admitted: Admitted, *, has_setup: bool) -> Sequence[Star
     claim = admitted.claim
     if claim is None:
         return [BootStart()]
-    strategies: list[StartStrategy] = [TemplateSnapshotStart(claim), BootStart(claim)]
+    strategies: list[StartStrategy] = [TemplateSnapshotStart(claim, admitted.snapshot, admitted.start), BootStart(claim)]
     if claim.warm is not None:
-        strategies.insert(0, WarmStart(claim, claim.warm, records=not has_setup))
+        strategies.insert(0, WarmStart(claim, claim.warm, admitted.start, records=not has_setup))
     return strategies
 
 
@@ -158,11 +161,13 @@ class WarmStart:
     """Strategy that turns a claimed warm sandbox into the sandbox of a create request.
 
     Args:
+        start_command: Step that runs the start command, if the template has one.
         records: True: record the sandbox as running while the guest wakes up. False: the caller records the sandbox after the setup steps.
     """
 
     claim: PoolClaim
     warm: WarmSandbox
+    start_command: StartCommandStep | None
     records: bool
 
     async def start(self, supervisor: SandboxSupervisor) -> None:
@@ -186,6 +191,8 @@ class WarmStart:
             raise StartStrategyError(str(error)) from error
         if saving is not None:
             await asyncio.shield(saving)
+        if self.start_command is not None:
+            self.start_command.is_done = warm.runs_programs
         supervisor.dependencies.pools.started(StartPath.WARM, self.claim)
 
     async def _wake(self, supervisor: SandboxSupervisor) -> None:
@@ -200,27 +207,52 @@ class WarmStart:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSnapshotStart:
-    """Strategy that restores a sandbox from the snapshot of its template."""
+    """Strategy that restores a sandbox from the snapshot of its template.
+
+    Args:
+        claim: Result of the search for a warm sandbox.
+        build: Snapshot of the build of a user, if the sandbox can start from one.
+        start_command: Step that runs the start command, if the template has one.
+    """
 
     claim: PoolClaim
+    build: BuildSnapshot | None = None
+    start_command: StartCommandStep | None = None
 
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Restore the template snapshot; see :meth:`StartStrategy.start`."""
-        sandbox, pools = supervisor.sandbox, supervisor.dependencies.pools
-        snapshot = pools.current_snapshot(self.claim.spec)
+        snapshots = supervisor.dependencies.build_snapshots
+        # The warm sandboxes of a pool of a user's template may be of an earlier build, so its sandboxes are restored from the build's snapshot.
+        if self.build is None:
+            snapshot = supervisor.dependencies.pools.current_snapshot(self.claim.spec)
+        else:
+            snapshot = await supervisor.until_end(snapshots.find(self.build, await supervisor.resolve_template()))
         if snapshot is None:
             raise StartStrategyError("the template has no snapshot")
+        try:
+            await self._start(supervisor, snapshot)
+        finally:
+            if self.build is not None:
+                snapshot.release()
+
+    async def _start(self, supervisor: SandboxSupervisor, snapshot: TemplateSnapshot) -> None:
+        sandbox, pools = supervisor.sandbox, supervisor.dependencies.pools
         # An error of the store is no reason to discard the snapshot or to try another strategy, so the record is saved outside of the `try`.
         await supervisor.save_starting()
         try:
-            was_prepared = await _restore(supervisor, snapshot.image, is_template=True)
+            was_prepared = await _restore(supervisor, snapshot.image, is_template=not snapshot.runs_programs)
         except SandlotError as error:
             supervisor.check_end()
             if error.code is ErrorCode.NODE_DISK_FULL:
                 raise  # the snapshot is good, and a boot would need the same disk
             _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
-            pools.discard_snapshot(snapshot, str(error))
+            if self.build is None:
+                pools.discard_snapshot(snapshot, str(error))
+            else:
+                await supervisor.dependencies.build_snapshots.discard(self.build, snapshot, str(error))
             raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error
+        if self.start_command is not None:
+            self.start_command.is_done = snapshot.runs_programs
         pools.started(StartPath.PREPARED if was_prepared else StartPath.RESTORED, self.claim)
 
 

@@ -34,6 +34,7 @@ from sandlot.core.admission_controller import AdmissionController
 from sandlot.core.execution.guest_services import GuestServices
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.operations import Operation
+from sandlot.core.pools.build_snapshots import BuildSnapshots
 from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.ports import Clock, ResolvedTemplate
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -94,6 +95,7 @@ class LifecycleDependencies:
     reservations: Reservations
     admission: AdmissionController
     pools: PooledSandboxes
+    build_snapshots: BuildSnapshots
     volumes: VolumeManager
     volume_mounter: VolumeMounter
     memory_images: MemoryImages

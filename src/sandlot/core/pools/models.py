@@ -16,6 +16,8 @@ root           digest of the root file system: recipe, packages, and sources of 
 env            environment of the template, which the spare kernel has while it imports modules
 memory, cpus   limits that programs in the sandbox can see
 disk           the smallest disk that a restored sandbox may have
+cwd            working directory, which the guest creates; missing if it is that of the built-in templates
+start          start command of the template with its ready command, user and folder, and the owner; missing if the template has none
 =============  ========================================================================================================================
 
 The network and the process limit are not part of the key: the host and the guest set them when the sandbox is claimed.
@@ -36,7 +38,8 @@ from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.sandboxes import AUTO
-from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, Limits, TemplateRef
+from sandlot.model.specs import DEFAULT_TEMPLATE, GIB, WORKSPACE, Limits, TemplateRef
+from sandlot.model.templates import TemplateDefaults, TemplateStart
 
 FORMAT: Final = 4
 """Version of template snapshots. Raise it in each commit that changes the manifest or the steps before a template snapshot is written."""
@@ -186,16 +189,71 @@ class TemplateSnapshotSpec:
         return {"template": asdict(self.template), "isolation": self.isolation, "memory_bytes": self.limits.memory_bytes, "cpus": self.limits.cpus}
 
 
-def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fingerprint: str, version: str) -> Mapping[str, Any]:
-    """Return the JSON values from which the key of a template snapshot is computed: everything that the snapshot depends on.
+@dataclass(frozen=True, slots=True)
+class SnapshotRecipe:
+    """Everything from which a template snapshot is made, besides the versions of Sandlot and of the runtime.
 
     Args:
         spec: Spec of the snapshot.
         template: Root file system and environment of the template.
+        start: Programs that run in the snapshot; None if there are none.
+        cwd: Working directory, which exists in the snapshot.
+        is_built: True for a template that a user has built.
+    """
+
+    spec: TemplateSnapshotSpec
+    template: ResolvedTemplate
+    start: TemplateStart | None = None
+    cwd: str = WORKSPACE
+    is_built: bool = False
+
+    @classmethod
+    def of(cls, spec: TemplateSnapshotSpec, template: ResolvedTemplate, defaults: TemplateDefaults) -> SnapshotRecipe:
+        """Return the recipe of the snapshot of a build.
+
+        Args:
+            spec: Spec of the snapshot.
+            template: The build.
+            defaults: What sandboxes of the build get.
+        """
+        return cls(spec, template, defaults.start, defaults.cwd, is_built=bool(defaults.digest))
+
+    @property
+    def content(self) -> str:
+        """Digest of what a user has built: root file system, environment and programs. A build has snapshots of its content only."""
+        return content_of(self.spec.template.owner, self.template.root.digest, self.template.env, self.start)
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return the part of the recipe that is stored with the snapshot; see :meth:`TemplateSnapshotSpec.manifest`."""
+        stored = self.spec.manifest()
+        return {**stored, "template": None, "content": self.content} if self.is_built else stored
+
+
+def content_of(owner: OwnerId, digest: str, env: Mapping[str, str], start: TemplateStart | None) -> str:
+    """Return :attr:`SnapshotRecipe.content`."""
+    values = [owner, digest, dict(env), None if start is None else asdict(start)]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def build_snapshot_spec(template: TemplateRef, isolation: str, defaults: TemplateDefaults) -> TemplateSnapshotSpec:
+    """Return the spec of the snapshot of a template that a user has built. With a start command, the snapshot has the whole disk of the template."""
+    whole = PoolSpec(template, isolation, defaults.limits)
+    spec = TemplateSnapshotSpec.of(whole)
+    if defaults.start is None:
+        return spec
+    return replace(spec, limits=replace(spec.limits, disk_bytes=defaults.limits.disk_bytes, pids=defaults.limits.pids))
+
+
+def snapshot_inputs(recipe: SnapshotRecipe, fingerprint: str, version: str) -> Mapping[str, Any]:
+    """Return the JSON values from which the key of a template snapshot is computed: everything that the snapshot depends on.
+
+    Args:
+        recipe: Recipe of the snapshot.
         fingerprint: Result of ``Driver.fingerprint``.
         version: Version of Sandlot.
     """
-    return {
+    spec, template = recipe.spec, recipe.template
+    inputs: dict[str, Any] = {
         "format": FORMAT,
         "version": version,
         "isolation": spec.isolation,
@@ -206,6 +264,11 @@ def snapshot_inputs(spec: TemplateSnapshotSpec, template: ResolvedTemplate, fing
         "cpus": float(spec.limits.cpus),
         "disk_bytes": spec.limits.disk_bytes,
     }
+    if recipe.cwd != WORKSPACE:
+        inputs["cwd"] = recipe.cwd
+    if recipe.start is not None:
+        inputs["start"] = {"owner": spec.template.owner, **asdict(recipe.start)}
+    return inputs
 
 
 def snapshot_key(inputs: Mapping[str, Any]) -> str:

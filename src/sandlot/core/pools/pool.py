@@ -35,6 +35,7 @@ class WarmSandbox:
         allocation: Resources of the sandbox on the host, which a claim takes over.
         started_at_s: Monotonic time of the first response of the guest.
         snapshot_key: Key of the template snapshot from which the sandbox was restored; empty if the sandbox was booted.
+        runs_programs: True if the start command of the template runs in the sandbox.
     """
 
     id: SandboxId
@@ -43,6 +44,7 @@ class WarmSandbox:
     allocation: Allocation
     started_at_s: float
     snapshot_key: str = ""
+    runs_programs: bool = False
 
     @property
     def instance(self) -> Instance:

@@ -12,7 +12,8 @@ Invariants, in addition to those of :mod:`sandlot.host.locked_folder`:
 - Only one service at a time makes the snapshot of a key. Other services wait and use the finished snapshot.
 - A snapshot is not removed while a service uses it.
 - If the caller is cancelled while a thread takes a lock, the lock is released (:func:`take_in_thread`).
-- Only root can read the snapshots, because they contain the memory of a sandbox. No tenant has used this sandbox.
+- Only root can read the snapshots, because they contain the memory of a sandbox. No tenant has used this sandbox, but the start command of a template
+  that a user has built may run in it. The key of such a snapshot depends on the owner.
 
 All methods do blocking disk I/O. Call them in a thread, and call the methods that take a lock with :func:`take_in_thread`.
 """
@@ -26,7 +27,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -58,6 +59,16 @@ class TemplateSnapshot:
     image: Path
     manifest: Mapping[str, Any]
     descriptor: int
+
+    @property
+    def runs_programs(self) -> bool:
+        """True if the start command of a template runs in the snapshot."""
+        return "start" in self.manifest.get("inputs", {})
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the snapshot in bytes."""
+        return int(self.manifest.get("size_bytes", 0))
 
     def release(self) -> None:
         """Stop using the snapshot, so that it can be removed."""
@@ -146,6 +157,16 @@ class TemplateSnapshotCache:
             spec: Spec in the manifest of the new snapshot. All other snapshots with an equal spec are outdated.
         """
         return sum(1 for other, manifest in self._all() if other != key and manifest.get("spec") == dict(spec) and self.remove(other))
+
+    def remove_unneeded(self, node: str, needed: Collection[str]) -> int:
+        """Remove the snapshots of builds that are gone, except those that a service uses. Return the number of removed snapshots.
+
+        Args:
+            node: Node that made the snapshots.
+            needed: ``SnapshotRecipe.content`` of the builds of this node.
+        """
+        found = [key for key, manifest in self._all() if manifest.get("node") == node and manifest["spec"].get("content") not in needed]
+        return sum(self.remove(key) for key in found)
 
     def sweep(self) -> int:
         """Remove folders that killed services left in ``tmp``, and snapshots not used for ``UNUSED_S``. Return the number of removed folders."""

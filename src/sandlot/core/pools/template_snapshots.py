@@ -1,19 +1,11 @@
-"""Template snapshots: one sandbox of a spec is booted, warmed up and written to disk. All other sandboxes of the spec are restored from the snapshot.
+"""Template snapshots of pools: all sandboxes of a spec are restored from the snapshot of the spec.
 
-A snapshot is made in four steps:
-
-======== ==============================================================================================================================
-boot     a sandbox without an owner is booted; its spare kernel imports the usual modules; the guest is quiesced
-write    the driver writes the snapshot, and the sandbox ends
-verify   a sandbox is restored from the snapshot, woken, and runs a command and a cell
-publish  the cache (:mod:`sandlot.core.pools.template_snapshot_cache`) gives the snapshot its key and removes the snapshots that it replaces
-======== ==============================================================================================================================
+How a snapshot is made: :mod:`sandlot.core.pools.snapshot_maker`.
 
 Invariants:
 - A snapshot is used only while its key equals the key that a new snapshot would get. The key is computed again every :data:`CHECK_S` and after each
   failure.
-- One snapshot is made at a time. No request waits for it. The sandbox whose snapshot is taken has a reservation, so no snapshot is made while the
-  node has no room. Private warm sandboxes are evicted for the snapshot of a shared pool.
+- One snapshot is made at a time. No request waits for it. Private warm sandboxes are evicted for the snapshot of a shared pool.
 - A snapshot that only private pools need must be finished within :data:`PRIVATE_MAKE_S`, so that it does not delay shared pools.
 - A failed attempt is repeated after growing pauses. The status of the pools gives the reason of the failure.
 """
@@ -22,46 +14,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import os
-import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from sandlot.core.pools import models, policy
-from sandlot.core.pools.models import PoolSpec, TemplateSnapshotSpec
-from sandlot.core.pools.template_snapshot_cache import IMAGE, TemplateSnapshot, TemplateSnapshotCache, take_in_thread
-from sandlot.core.pools.warm import WarmSandboxFactory, verify_restored
+from sandlot.core.pools.models import SnapshotRecipe, TemplateSnapshotSpec
+from sandlot.core.pools.snapshot_maker import MakeRoom, SnapshotJob, SnapshotMaker
+from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import Clock
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.resources.allocation import Allocation
-from sandlot.core.resources.drivers import STEP_TIMEOUT_S, Drivers
-from sandlot.core.resources.reservations import Purpose, Reservations
+from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.templates import TemplateResolver
-from sandlot.host.locked_folder import LockedFolder
 from sandlot.model.errors import SandlotError, UnavailableError
-from sandlot.model.ids import SandboxId
-from sandlot.model.ports import Driver, DriverCapability, HostReading, Resources
+from sandlot.model.ports import DriverCapability
 
 CHECK_S: Final = 60.0
 """Seconds after which the key of a snapshot in use is computed again."""
-MAKE_S: Final = 600.0
-"""Seconds within which a snapshot must be made. This limit is far shorter than the sum of the timeouts of all steps."""
 PRIVATE_MAKE_S: Final = 120.0
 """Seconds within which a snapshot that only private pools need must be made, including waits for locks."""
 
-_LOCK_POLL_S: Final = 0.5
-
 _log = structlog.get_logger("sandlot.core")
-
-
-MakeRoom = Callable[[Resources, HostReading], object]
-"""Function that evicts entries of private pools for a shared pool: ``PoolRefiller.make_room_for_shared``."""
 
 
 @dataclass(slots=True)
@@ -92,38 +69,27 @@ class _State:
 
 
 class TemplateSnapshotManager:
-    """The template snapshots that this service uses.
+    """The template snapshots that the pools of this service use."""
 
-    Args:
-        new_id: Creates sandbox ids of this node.
-        version: Version of Sandlot. It is a part of the key of each snapshot: another version may arrange the files of a sandbox differently.
-    """
-
-    def __init__(
-        self,
-        *,
-        cache: TemplateSnapshotCache,
-        drivers: Drivers,
-        templates: TemplateResolver,
-        reservations: Reservations,
-        clock: Clock,
-        new_id: Callable[[], SandboxId],
-        metrics: Metrics,
-        version: str,
-    ) -> None:
-        self._cache = cache
+    def __init__(self, *, maker: SnapshotMaker, drivers: Drivers, templates: TemplateResolver, clock: Clock, metrics: Metrics) -> None:
+        self._maker = maker
+        self._cache = maker.cache
         self._drivers = drivers
         self._templates = templates
-        self._reservations = reservations
         self._clock = clock
-        self._new_id = new_id
         self._metrics = metrics
-        self._version = version
         self._states: dict[TemplateSnapshotSpec, _State] = {}
-        self.allocation: Allocation | None = None
+        self._job: SnapshotJob | None = None
+
+    @property
+    def allocation(self) -> Allocation | None:
         """Allocation of the sandbox from which a snapshot is being made or that verifies the snapshot. None while no snapshot is made."""
-        self.removals: set[asyncio.Task[None]] = set()
+        return None if self._job is None else self._job.allocation
+
+    @property
+    def removals(self) -> set[asyncio.Task[None]]:
         """Tasks that remove these sandboxes. Wait for the tasks when the service stops."""
+        return self._maker.removals
 
     def current(self, spec: TemplateSnapshotSpec) -> TemplateSnapshot | None:
         """Return the snapshot that is in use for a spec, or None, without checking that the snapshot is up to date."""
@@ -208,10 +174,10 @@ class TemplateSnapshotManager:
         return capabilities.can(DriverCapability.SNAPSHOT)
 
     async def _renew(self, spec: TemplateSnapshotSpec, state: _State, make_room: MakeRoom | None) -> None:
-        driver = self._drivers[spec.isolation]
-        template = await self._templates.resolve(spec.template, spec.isolation)
-        fingerprint = await asyncio.to_thread(driver.fingerprint)
-        inputs = models.snapshot_inputs(spec, template, fingerprint, self._version)
+        defaults = await self._templates.defaults(spec.template)
+        template = await self._templates.resolve(replace(spec.template, digest=defaults.digest), spec.isolation)
+        recipe = SnapshotRecipe.of(spec, template, defaults)
+        inputs = await self._maker.inputs(recipe)
         key = models.snapshot_key(inputs)
         state.checked_s = self._clock.monotonic_s()
         if state.snapshot is not None and state.snapshot.key == key:
@@ -220,117 +186,17 @@ class TemplateSnapshotManager:
         if state.unusable_key == key:
             await asyncio.to_thread(self._cache.remove, key)
             state.unusable_key = ""
-        factory = WarmSandboxFactory(self._clock, self._drivers, PoolSpec(spec.template, spec.isolation, spec.limits), template)
-        snapshot = await self._open(key, driver)
-        while snapshot is None:
-            lock = await take_in_thread(self._cache.lock, key, os.close)
-            try:
-                snapshot = await self._open(key, driver)  # another service that held the lock before may have made the snapshot
-                if snapshot is None and lock is not None:
-                    async with asyncio.timeout(MAKE_S):
-                        await self._make(spec, factory, key, inputs, make_room)
-            finally:
-                if lock is not None:
-                    os.close(lock)
-            if lock is None:
-                await asyncio.sleep(_LOCK_POLL_S)
-        state.snapshot, state.failures, state.error = snapshot, 0, ""
-
-    async def _open(self, key: str, driver: Driver) -> TemplateSnapshot | None:
-        """Return the snapshot of a key from the cache, or None if there is none. A snapshot that the driver cannot restore is removed."""
-        snapshot = await take_in_thread(self._cache.take, key, TemplateSnapshot.release)
-        if snapshot is None:
-            return None
-        verdict = await asyncio.to_thread(driver.restorable, snapshot.image)
-        if verdict.ok:
-            return snapshot
-        snapshot.release()
-        _log.warning("template_snapshot.unusable", key=key, error=verdict.reason)
-        await asyncio.to_thread(self._cache.remove, key)
-        return None
-
-    async def _make(
-        self,
-        spec: TemplateSnapshotSpec,
-        factory: WarmSandboxFactory,
-        key: str,
-        inputs: Any,  # noqa: ANN401 - JSON values
-        make_room: MakeRoom | None,
-    ) -> None:
-        """Make, verify and publish a snapshot. The caller has locked the key."""
-        stopwatch = _Stopwatch()
-        if make_room is not None:
-            make_room(self._drivers[spec.isolation].max_resources(spec.limits), await self._reservations.read_host())
-        source = await self._allocate(spec)
+        self._job = SnapshotJob(make_room=make_room)
         try:
-            folder = await take_in_thread(self._cache.begin, key, LockedFolder.close)
-            try:
-                size = await self._write(spec, factory, source, folder.content / IMAGE, stopwatch)
-                manifest = {
-                    "spec": spec.manifest(),
-                    "inputs": dict(inputs),
-                    "made_at": self._clock.now().isoformat(timespec="seconds"),
-                    "size_bytes": size,
-                    **stopwatch.laps,
-                }
-                await asyncio.to_thread(self._cache.publish, key, folder, manifest)
-            finally:
-                await asyncio.shield(asyncio.to_thread(folder.close))
+            state.snapshot = await self._maker.ensure(recipe, inputs, self._job)
         finally:
-            self._release()
-        self._metrics.template_snapshot("made")
-        _log.info("template_snapshot.written", template=spec.template.name, isolation=spec.isolation, size_bytes=size, **stopwatch.laps)
-        await asyncio.to_thread(functools.partial(self._cache.remove_replaced, key, spec.manifest()))
-
-    async def _write(self, spec: TemplateSnapshotSpec, factory: WarmSandboxFactory, source: Allocation, image: Path, stopwatch: _Stopwatch) -> int:
-        """Boot a sandbox, write its snapshot, verify a sandbox that is restored from the snapshot, and return the snapshot's size in bytes."""
-        booted = await factory.boot(source, self._new_id())
-        stopwatch.lap("boot_s")
-        headroom = await booted.instance.snapshot_headroom()
-        size = await booted.instance.snapshot(image, keep_running=False, headroom_bytes=headroom.most_bytes)
-        stopwatch.lap("write_s")
-        self._release()
-        await source.release_soon(STEP_TIMEOUT_S)
-        restored = await factory.restore(await self._allocate(spec), self._new_id(), image)
-        await verify_restored(factory, restored)
-        stopwatch.lap("verify_s")
-        return size
-
-    async def _allocate(self, spec: TemplateSnapshotSpec) -> Allocation:
-        """Reserve the resources of a sandbox from which a snapshot is made or that verifies a snapshot.
-
-        Raises:
-            UnavailableError: The node has no room for the sandbox now; code ``busy``.
-        """
-        driver = self._drivers[spec.isolation]
-        reservation = self._reservations.reserve(Purpose.POOL, driver.max_resources(spec.limits), await self._reservations.read_host())
-        self.allocation = Allocation(driver, reservation, self._clock, f"template {spec.template.name}")
-        return self.allocation
-
-    def _release(self) -> None:
-        allocation, self.allocation = self.allocation, None
-        if allocation is not None:
-            removal = allocation.release()
-            self.removals.add(removal)
-            removal.add_done_callback(self.removals.discard)
+            self._job = None
+        state.failures, state.error = 0, ""
 
     def _fail(self, state: _State, reason: str) -> None:
         state.failures += 1
         state.error = reason
         state.not_before_s = self._clock.monotonic_s() + policy.back_off_s(state.failures)
-
-
-class _Stopwatch:
-    """Measures the durations of consecutive steps in seconds."""
-
-    def __init__(self) -> None:
-        self._since_s = time.monotonic()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now_s = time.monotonic()
-        self.laps[name] = round(now_s - self._since_s, 3)
-        self._since_s = now_s
 
 
 def made_at(snapshot: TemplateSnapshot) -> datetime | None:

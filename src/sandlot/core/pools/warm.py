@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,16 +23,20 @@ from sandlot.core.resources.allocation import Allocation
 from sandlot.core.resources.drivers import Drivers, driver_step
 from sandlot.core.resources.start_steps import ExitedError
 from sandlot.link.client import Link
+from sandlot.link.services import GuestService
 from sandlot.model.errors import HostError, InvalidRequestError, NotFoundError, UnsupportedError
 from sandlot.model.ids import SandboxId
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit
-from sandlot.model.specs import CellSpec, ProcessSpec, SandboxSpec, Shape
+from sandlot.model.specs import WORKSPACE, CellSpec, ProcessSpec, SandboxSpec, Shape
 
 NEUTRAL_IDENTITY: Final = "template"
 """Identity and host name of a sandbox until it is claimed. The wake request of the claim replaces both."""
 _VERIFY_IDENTITY: Final = "tried"
 _STEP_TIMEOUT_S: Final = 60.0
+
+StartPrograms = Callable[[Link], Awaitable[None]]
+"""Function that starts the programs of a template in a sandbox, and returns when they are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class WarmSandboxFactory:
     drivers: Drivers
     spec: PoolSpec
     template: ResolvedTemplate
+    workspace: str = WORKSPACE
 
     @property
     def shape(self) -> Shape:
@@ -59,7 +65,7 @@ class WarmSandboxFactory:
         if snapshot is None:
             warm = await self.boot(allocation, id_)
         else:
-            warm = await self.rehearse(allocation, id_, snapshot.image, snapshot.key)
+            warm = await self.rehearse(allocation, id_, snapshot.image, snapshot.key, runs_programs=snapshot.runs_programs)
         await warm.instance.pause()
         return warm
 
@@ -75,14 +81,25 @@ class WarmSandboxFactory:
             await prepared.warm()
         return PreparedPoolEntry(self.spec, self.template, prepared, allocation, "" if snapshot is None else snapshot.key)
 
-    async def boot(self, allocation: Allocation, id_: SandboxId) -> WarmSandbox:
-        """Boot a sandbox, warm up its spare kernel, and quiesce its guest."""
+    async def boot(
+        self, allocation: Allocation, id_: SandboxId, services: Mapping[str, GuestService] | None = None, programs: StartPrograms | None = None
+    ) -> WarmSandbox:
+        """Boot a sandbox, warm up its spare kernel, and quiesce its guest.
+
+        Args:
+            allocation: Allocation for the resources of the sandbox.
+            id_: Id of the sandbox.
+            services: Services that the guest may call until it is quiesced. None: no services.
+            programs: Function that starts programs before the guest is quiesced. None: no program of the template runs.
+        """
         await allocation.boot(await allocation.prepare(self.shape), self._sandbox_spec(id_))
-        warm = await self._connect(allocation, id_)
-        await self._warm_up(warm)
+        warm = await self._connect(allocation, id_, services=services)
+        await self._warm_up(warm, programs=programs)
         return warm
 
-    async def restore(self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+    async def restore(
+        self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "", *, runs_programs: bool = False
+    ) -> WarmSandbox:
         """Restore a sandbox from a template snapshot and connect to its guest, which stays asleep.
 
         Args:
@@ -90,9 +107,11 @@ class WarmSandboxFactory:
             id_: Id of the sandbox.
             image: Folder of the driver's snapshot.
             snapshot_key: Key of the template snapshot; empty for a snapshot that is not published yet.
+            runs_programs: True if the start command of the template runs in the snapshot.
         """
-        await allocation.restore(image, self.shape, self._sandbox_spec(id_), is_template=True)
+        await allocation.restore(image, self.shape, self._sandbox_spec(id_), is_template=not runs_programs)
         warm = await self._connect(allocation, id_, snapshot_key)
+        warm.runs_programs = runs_programs
         if not warm.link.asleep:
             raise HostError(
                 "A sandbox that was restored from a template snapshot is invalid: its guest does not wait for the wake request.",
@@ -100,12 +119,14 @@ class WarmSandboxFactory:
             )
         return warm
 
-    async def rehearse(self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "") -> WarmSandbox:
+    async def rehearse(
+        self, allocation: Allocation, id_: SandboxId, image: Path, snapshot_key: str = "", *, runs_programs: bool = False
+    ) -> WarmSandbox:
         """Restore a sandbox, wake its guest once with the neutral identity, and quiesce the guest again.
 
         This loads the memory pages that a later claim needs, so that the claim is fast. The arguments are those of :meth:`restore`.
         """
-        warm = await self.restore(allocation, id_, image, snapshot_key)
+        warm = await self.restore(allocation, id_, image, snapshot_key, runs_programs=runs_programs)
         await self._warm_up(warm, rehearse=True)
         return warm
 
@@ -119,20 +140,25 @@ class WarmSandboxFactory:
             memory_bytes=self.spec.limits.memory_bytes,
             processors=await self.drivers.shown_processors(self.spec.isolation, self.spec.limits),
             deadline_s=None,
+            workspace=self.workspace,
         )
         return python is not None
 
-    async def _warm_up(self, warm: WarmSandbox, *, rehearse: bool = False) -> None:
+    async def _warm_up(self, warm: WarmSandbox, *, rehearse: bool = False, programs: StartPrograms | None = None) -> None:
         has_python = await driver_step("answer", self.wake(warm.link, NEUTRAL_IDENTITY))
         if rehearse:
             await _rehearse_command(warm.link)
         if has_python:
             await warm.link.warm(lean=True)
+        if programs is not None:
+            await programs(warm.link)
         await warm.link.quiesce()
 
-    async def _connect(self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "") -> WarmSandbox:
+    async def _connect(
+        self, allocation: Allocation, id_: SandboxId, snapshot_key: str = "", services: Mapping[str, GuestService] | None = None
+    ) -> WarmSandbox:
         try:
-            allocation.link = await allocation.connect({}, self.drivers.link_turns)
+            allocation.link = await allocation.connect(services or {}, self.drivers.link_turns)
         except ExitedError as error:
             raise _ended_early(error.exit) from None
         return WarmSandbox(id_, self.spec, self.template, allocation, self.clock.monotonic_s(), snapshot_key)

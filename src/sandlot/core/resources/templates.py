@@ -73,6 +73,10 @@ class TemplateResolver:
         self._drivers = drivers
         self._builds: dict[tuple[TemplateRef, bool], asyncio.Task[ResolvedTemplate]] = {}
 
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return what sandboxes of a template get if their request does not say otherwise. Builds nothing."""
+        return await self._store.defaults(ref)
+
     async def resolve(self, ref: TemplateRef, isolation: str) -> ResolvedTemplate:
         """Return the build of a template that ``ref`` names. If ``ref`` names the current build and there is none, the template is built first.
 

@@ -60,7 +60,7 @@ class TemplateBuildResponse(ResponseModel):
     tags: list[str]
     step: str = Field(description="Number of the step that runs or failed, `base` or `finalize`; empty before the first step and after the last one.")
     error: str = Field(description="Reason of a failure, for people; empty if there is none.")
-    size_bytes: int | None = Field(description="Size of the root file system; null until the build is ready.")
+    size_bytes: int | None = Field(description="Size of the root file system and of the snapshot; null until the build is ready.")
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -76,7 +76,7 @@ class TemplateBuildResponse(ResponseModel):
             tags=list(record.tags),
             step=record.step,
             error=record.error,
-            size_bytes=None if record.root is None else record.root.size_bytes,
+            size_bytes=None if record.root is None else record.size_bytes,
             created_at=record.created_at,
             started_at=record.started_at,
             ended_at=record.ended_at,

@@ -830,7 +830,7 @@ class MemoryTemplateRepository:
 
         def work(database: MemoryDatabase) -> tuple[int, int]:
             number = sum(row.owner == owner for row in database.templates.values())
-            return number, sum(row.root.size_bytes for row in database.template_builds.values() if row.owner == owner and row.root is not None)
+            return number, sum(row.size_bytes for row in database.template_builds.values() if row.owner == owner)
 
         return await self._session.read("templates.totals", work)
 

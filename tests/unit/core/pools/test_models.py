@@ -13,6 +13,7 @@ from sandlot.core.pools.models import (
     PoolConfig,
     PoolId,
     PoolSpec,
+    SnapshotRecipe,
     TemplateSnapshotSpec,
     default_pools,
     parse_pools,
@@ -151,7 +152,7 @@ def test_default_pools_grow_with_the_memory_of_the_node(memory_gib: int, most: i
 
 
 def key(spec: PoolSpec = SPEC, template: ResolvedTemplate = TEMPLATE, fingerprint: str = "runsc:1", version: str = "1.0") -> str:
-    return snapshot_key(snapshot_inputs(TemplateSnapshotSpec.of(spec), template, fingerprint, version))
+    return snapshot_key(snapshot_inputs(SnapshotRecipe(TemplateSnapshotSpec.of(spec), template), fingerprint, version))
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,7 @@ def _create_templates(op: Operations) -> None:
         sa.Column("error", sa.LargeBinary, nullable=False),
         sa.Column("settings", sa.Text, nullable=False),
         sa.Column("root", sa.Text),
+        sa.Column("snapshot_bytes", sa.BigInteger, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
         sa.Column("last_line", sa.Integer, nullable=False),
     )
