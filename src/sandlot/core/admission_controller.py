@@ -176,7 +176,7 @@ class AdmissionController:
         network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
         spec = self._spec(
             params,
-            template if source is not None else pinned(template, defaults),
+            template,
             defaults,
             isolation,
             network,
@@ -233,8 +233,9 @@ class AdmissionController:
                 reservation = self._reservations.reserve(Purpose.SANDBOX, takes, reading, owner=principal.owner, limits=limits)
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
         start = StartCommandStep(defaults.start) if source is None and defaults.start is not None else None
-        setup = [*_make_working_directory(params), *setup, *(() if start is None else (start,))]
-        return Admitted(sandbox, allocation, claim, setup, BuildSnapshot.of(spec.template, spec.isolation, limits, defaults), start)
+        return Admitted(
+            sandbox, allocation, claim, _steps(params, setup, start), BuildSnapshot.of(spec.template, spec.isolation, limits, defaults), start
+        )
 
     async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
         """Check that several equal sandboxes fit, and make a reservation for each of them, before the first sandbox is admitted.
@@ -360,7 +361,7 @@ class AdmissionController:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
-            template=template,
+            template=template if source is not None else pinned(template, defaults),
             env=params.env,
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if single_use else params.metadata,
             limits=params.limits.over(defaults.limits if source is None else source.spec.limits),
@@ -385,5 +386,7 @@ class AdmissionController:
         )
 
 
-def _make_working_directory(params: CreateSandboxParams) -> Sequence[SetupStep]:
-    return () if params.cwd is None else (functools.partial(make_working_directory, path=params.cwd),)
+def _steps(params: CreateSandboxParams, setup: Sequence[SetupStep], start: StartCommandStep | None) -> Sequence[SetupStep]:
+    """Return all setup steps. The start command comes last, because it may need the working directory and the files."""
+    first = () if params.cwd is None else (functools.partial(make_working_directory, path=params.cwd),)
+    return [*first, *setup, *(() if start is None else (start,))]

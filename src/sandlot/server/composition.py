@@ -131,6 +131,7 @@ class Internals:
     manager: SandboxManager
     forks: ForkManager
     mounts: MountManager
+    build_snapshots: BuildSnapshots
     volume_mounter: VolumeMounter
     drivers: Drivers
     reservations: Reservations
@@ -427,6 +428,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             manager=manager,
             forks=forks,
             mounts=mounts,
+            build_snapshots=build_snapshots,
             volume_mounter=volume_mounter,
             drivers=driver_set,
             reservations=reservations,
@@ -488,7 +490,6 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             previews=PreviewService(registry, tokens, api_keys.valid_principal_of),
         )
         roots.connect(node)
-        opened.push_async_callback(build_snapshots.aclose)
         await opened.enter_async_context(_running(node, internals, refiller, memory_images, executions, keep=keep))
         opened.push_async_callback(images.aclose)
         yield RunningService(
@@ -625,6 +626,7 @@ async def _running(
         yield
     finally:
         await node.webhooks.aclose()
+        await internals.build_snapshots.aclose()
         await internals.manager.aclose(keep=keep)
         await node.snapshots.aclose()
         await internals.forks.tasks.wait()

@@ -122,6 +122,11 @@ class BuildSnapshots:
         if self._maker.removals:
             await asyncio.wait(self._maker.removals)
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a snapshot is made again in the background."""
+        return self._working is not None and not self._working.done()
+
     async def make(self, principal: Principal, template: TemplateRef, defaults: TemplateDefaults, on_output: OnOutput) -> int:
         """Make the snapshot of a build that is about to be ready, and return its size in bytes; 0 if the host cannot make it now.
 

@@ -1,0 +1,235 @@
+"""Sandboxes of a build start from its snapshot, in which the start command runs already; without the snapshot, they run it themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandlot.core.pools.build_snapshots import PAUSE_S
+from sandlot.core.pools.models import content_of
+from sandlot.core.sandbox import Sandbox
+from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
+from sandlot.model.errors import ConflictError, LimitError
+from sandlot.model.ports import DriverCapability
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.specs import GIB, Limits, ProcessSpec, TemplateRef, User
+from sandlot.model.templates import TemplateDefaults
+from sandlot.testing.memory.process import ProgramContext
+from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
+
+DIGEST = "sha256 of the base"
+WEB = CreateSandboxParams(template="base")
+
+
+class Programs:
+    """A server, whose ready command succeeds once the server runs. The scripted shell takes the loop of the ready command for programs."""
+
+    def __init__(self, node: MemoryNode) -> None:
+        self.seen: list[tuple[str, str, dict[str, str]]] = []
+        """Host name, working directory and environment of each start of the server."""
+        self.exit_code: int | None = None
+        self.ready_code = 0
+        known = node.driver.scripts.programs
+        known.update({"serve": self._serve, "until": self._ready, "do": known["true"], "done": self._ready})
+
+    async def _serve(self, context: ProgramContext) -> int | None:
+        self.seen.append((context.files.read("/etc/hostname", 0).decode(), context.cwd, dict(context.env)))
+        await context.write("listening\n")
+        if self.exit_code is None:
+            await asyncio.Event().wait()
+        return self.exit_code
+
+    async def _ready(self, context: ProgramContext) -> int:
+        if self.exit_code:
+            await asyncio.Event().wait()
+        while not self.seen:
+            await context.sleep(0)
+        return self.ready_code
+
+
+class Build:
+    """A finished build of a template with a start command."""
+
+    def __init__(self, node: MemoryNode) -> None:
+        self.node, self.programs, self.output = node, Programs(node), b""
+        templates = node.state.templates
+        self.resolved = templates._current("base")  # noqa: SLF001 - the build of the template
+        self.template = TemplateRef(LOCAL, "base", self.resolved.root.digest)
+        self.use(TemplateDefaults(limits=Limits(memory_bytes=2 * GIB), cwd="/srv/app", user=User.ROOT, start_command="serve", ready_command="ready"))
+
+    def use(self, defaults: TemplateDefaults) -> None:
+        """Let the build have other settings."""
+        self.defaults = self.node.state.templates.defaults_of["base"] = replace(defaults, digest=self.resolved.root.digest)
+
+    async def save(self, principal: Principal = OPERATOR) -> int:
+        """Make the snapshot."""
+
+        def on_output(_channel: int, data: bytes) -> None:
+            self.output += data
+
+        return await self.node.internals.build_snapshots.make(principal, self.template, self.defaults, on_output)
+
+    async def create(self, params: CreateSandboxParams = WEB) -> tuple[Sandbox, bool]:
+        """Create a sandbox. Return it, and whether its start command was started in it."""
+        sandbox = await self.node.sandboxes.create(OPERATOR, params)
+        await run_pending()
+        started = [each["argv"] for each in self.node.guest(sandbox).requests("process.start")]
+        (process,) = await self.node.services.processes.list(OPERATOR, sandbox.id)
+        assert (process.argv, process.running) == (("/bin/sh", "-c", "serve"), True)
+        return sandbox, ["/bin/sh", "-c", "serve"] in started
+
+    @property
+    def snapshots(self) -> list[Path]:
+        """Published snapshots."""
+        return [each.parent for each in (self.node.state.folder / "cache/snapshots").glob("*/made.json")]
+
+
+@pytest.fixture
+async def build(node: MemoryNode) -> AsyncIterator[Build]:
+    made = Build(node)
+    yield made
+    live = {each.ref for each in node.sandboxes.list(OPERATOR)}
+    await settled(lambda: {each.ref for each in node.driver.instances} == live)
+
+
+async def test_sandbox_is_restored_with_the_running_start_command(build: Build) -> None:
+    assert await build.save() > 0
+    assert build.output == b"listening\n"
+    assert build.node.sandboxes.list(OPERATOR) == []
+    sandbox, has_started = await build.create(replace(WEB, env={"MINE": "1"}))
+    assert not has_started
+    assert (sandbox.spec.template, sandbox.spec.cwd, sandbox.spec.user) == (build.template, "/srv/app", User.ROOT)
+    result = await build.node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("printenv", "MINE")))
+    assert result.stdout.text() == "1\n"
+
+
+async def test_start_command_sees_nothing_of_the_build(build: Build) -> None:
+    await build.save()
+    name, cwd, env = build.programs.seen[0]
+    assert (name, cwd) == ("template", "/srv/app")
+    assert build.node.services.id not in str(env)
+    assert {name for name in env if name not in build.resolved.env} <= {"HOME", "LC_CTYPE", "LOGNAME", "PWD", "SHELL", "USER"}
+
+
+@pytest.mark.parametrize("limits", [LimitsChange(memory_bytes=GIB), LimitsChange(cpus=2.0), LimitsChange(pids=100), LimitsChange(disk_bytes=GIB)])
+async def test_sandbox_with_other_limits_runs_the_start_command_itself(build: Build, limits: LimitsChange) -> None:
+    await build.save()
+    _, has_started = await build.create(replace(WEB, limits=limits))
+    assert has_started
+
+
+async def test_larger_disk_and_more_processes_need_no_other_snapshot(build: Build) -> None:
+    await build.save()
+    _, has_started = await build.create(replace(WEB, limits=LimitsChange(pids=2000, disk_bytes=20 * GIB)))
+    assert not has_started
+
+
+async def test_missing_snapshot_costs_a_boot_and_is_made_again(build: Build) -> None:
+    _, has_started = await build.create()
+    assert has_started
+    await build.node.clock.pass_s(PAUSE_S + 1, 0.5)
+    await settled(lambda: len(build.snapshots) == 1 and not build.node.internals.build_snapshots.is_busy)
+    _, has_started = await build.create()
+    assert not has_started
+
+
+async def test_snapshot_that_cannot_be_restored_costs_a_boot(build: Build) -> None:
+    await build.save()
+    build.node.driver.faults.raises["restore"] = [ConflictError("The image is damaged.")]
+    _, has_started = await build.create()
+    assert has_started
+    assert build.snapshots == []
+
+
+async def test_snapshot_of_another_runtime_build_costs_a_boot(build: Build) -> None:
+    await build.save()
+    build.node.driver.version = "memory-2"
+    _, has_started = await build.create()
+    assert has_started
+
+
+async def test_same_build_is_saved_once(build: Build) -> None:
+    size = await build.save()
+    booted = len(build.node.driver.booted)
+    assert await build.save() == size
+    assert len(build.node.driver.booted) == booted
+    build.use(replace(build.defaults, ready_command="another"))
+    await build.save()
+    assert len(build.snapshots) == 2
+
+
+async def test_start_command_that_fails_is_an_error(build: Build) -> None:
+    build.programs.exit_code = 3
+    with pytest.raises(ConflictError, match="exit code 3 before it was ready"):
+        await build.save()
+    assert (build.snapshots, build.output) == ([], b"listening\n")
+
+
+async def test_start_command_that_has_started_others_may_end(build: Build) -> None:
+    build.programs.exit_code = 0
+    assert await build.save() > 0
+
+
+async def test_ready_command_that_never_succeeds_is_an_error(build: Build) -> None:
+    build.programs.ready_code = 1
+    with pytest.raises(ConflictError, match="did not succeed within 60 s"):
+        await build.save()
+    assert build.snapshots == []
+
+
+async def test_quota_of_sandboxes_counts_while_the_start_command_runs(build: Build) -> None:
+    with pytest.raises(LimitError):
+        await build.save(replace(OPERATOR, quota=Quota(sandboxes=0)))
+
+
+async def test_snapshot_that_cannot_be_written_is_made_later(build: Build) -> None:
+    build.node.driver.faults.raises["snapshot"] = [ConflictError("The disk is slow.")]
+    assert await build.save() == 0
+    assert build.programs.seen != []
+
+
+async def test_template_without_a_start_command_has_a_snapshot_too(build: Build) -> None:
+    build.use(TemplateDefaults())
+    assert await build.save() > 0
+    booted = len(build.node.driver.booted)
+    sandbox = await build.node.sandboxes.create(OPERATOR, WEB)
+    assert build.node.guest(sandbox).identity == sandbox.id
+    assert len(build.node.driver.booted) == booted + 1
+    build.node.driver.faults.raises["boot"] = [ConflictError("Nothing boots.")]
+    await build.node.sandboxes.create(OPERATOR, WEB)
+
+
+async def test_driver_without_snapshots_runs_the_start_command_in_the_build_and_in_each_sandbox(tmp_path: Path) -> None:
+    state = NodeState(tmp_path, capabilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})
+    async with open_node(state) as node:
+        build = Build(node)
+        assert await build.save() == 0
+        assert (len(build.programs.seen), build.output) == (1, b"listening\n")
+        _, has_started = await build.create()
+        assert has_started
+    assert state.driver.leftovers() == []
+
+
+async def test_snapshots_of_builds_that_are_gone_are_removed(build: Build) -> None:
+    await build.save()
+    needed = content_of(LOCAL, build.resolved.root.digest, build.resolved.env, build.defaults.start)
+    await build.node.internals.build_snapshots.prune({needed})
+    assert len(build.snapshots) == 1
+    await build.node.internals.build_snapshots.prune({content_of(LOCAL, DIGEST, {}, None)})
+    assert build.snapshots == []
+
+
+async def test_cancelled_build_leaves_no_sandbox_and_no_snapshot(build: Build) -> None:
+    build.programs.ready_code = 0
+    build.node.driver.faults.hold("snapshot")
+    saving = asyncio.create_task(build.save())
+    await build.node.driver.faults.reach("snapshot")
+    saving.cancel()
+    build.node.driver.faults.release("snapshot")
+    await asyncio.wait([saving])
+    await settled(lambda: not build.node.driver.leftovers())
+    assert (saving.cancelled(), build.snapshots) == (True, [])
