@@ -21,8 +21,9 @@ WORKDIR /srv/app
 COPY . .
 COPY --from=tools /tool /usr/bin/tool
 USER user
-CMD python3 -m http.server 8000
+CMD date +%s%N > /tmp/started && exec python3 -u -m http.server 8000
 """
+CLONE = "cat /tmp/started; hostname; cat /proc/sys/kernel/random/boot_id; printenv MINE"
 CHECK = "id -un; pwd; cat /etc/marker; echo $GREETING; tool; cat page.html; ls /etc/debian_version; curl -s localhost:8000/page.html"
 
 
@@ -36,6 +37,14 @@ def test_dockerfile_becomes_a_template(service: LocalService, tmp_path: Path) ->
     built = templates.build("web", context=tmp_path, ready_command="curl -sf localhost:8000", memory="512M")
     assert built.status == "ready"
     assert service.client.sandboxes.list() == []
+    with service.create(template="web", envs={"MINE": "1"}) as first, service.create(template="web", envs={"MINE": "2"}) as second:
+        found = [each.commands.run(CLONE).stdout.splitlines() for each in (first, second)]
+        assert found[0][0] == found[1][0], "the start command runs once, in the build"
+        assert ([each[1] for each in found], [each[3] for each in found]) == ([first.id, second.id], ["1", "2"])
+        assert found[0][2] != found[1][2]
+        (server,) = [each for each in first.commands.list() if each.running]
+        assert "http.server" in server.argv[-1]
+        assert "Serving HTTP" in "".join(each.text for each in first.commands.connect(server.id).output(follow=False))
     with service.create(template="web") as sandbox:
         assert sandbox.commands.run(CHECK).stdout.splitlines() == [
             *("user", "/srv/app", "built", "hello", "from the first stage", "<p>page</p>", "<p>page</p>")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from sandlot.builds.limits import BuildLimits
 from sandlot.builds.log import BuildLog, OutputLines
 from sandlot.builds.plan import Base, BuildPlan, EmptyBase, FixedSteps, Stage
 from sandlot.builds.runtime import RESTARTED, BuildRuntime
+from sandlot.builds.step_cache import StepCache
 from sandlot.model.access import OPERATOR, OwnerId, Principal
-from sandlot.model.errors import ConflictError, LimitError, NotFoundError, UnavailableError
-from sandlot.model.images import Layer
+from sandlot.model.errors import ConflictError, LimitError, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.images import ImageConfig, Layer
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxFilter
 from sandlot.model.templates import BuildRecord, BuildStatus, BuiltRoot, TemplateSettings
 from tests.support.node import MemoryNode, NodeState, open_node
@@ -32,15 +34,25 @@ class Bases:
 
     Attributes:
         begun: Owners of the builds, in their order.
+        base: Base that is found for each build after all. None: none is found.
+        saved: Builds whose snapshots were made.
+        needed: Ids of the builds whose snapshots were kept last.
+        not_saved: Error of the snapshot.
     """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.free = asyncio.Semaphore(0)
         self.error: Exception = NotFoundError("There is no such image.")
+        self.base: BaseRoot | None = None
+        self.saved: list[BuildRecord] = []
+        self.needed: set[str] = set()
+        self.not_saved: SandlotError | None = None
 
     async def open(self, principal: Principal, base: Base, report: Report) -> BaseRoot:
         del base, report
+        if self.base is not None:
+            return self.base
         self.begun.append(principal.name)
         await self.free.acquire()
         raise self.error
@@ -48,13 +60,16 @@ class Bases:
     async def prepare(self, root: BuiltRoot, report: Report) -> None:
         """Make nothing."""
 
-    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: object) -> int:
-        """Make nothing."""
-        del principal, build, on_output
-        return 0
+    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: Callable[[int, bytes], None]) -> int:
+        assert principal.sees(build.owner)
+        self.saved.append(build)
+        on_output(1, b"listening\n")
+        if self.not_saved is not None:
+            raise self.not_saved
+        return 1000
 
-    async def prune(self, builds: object) -> None:
-        """Remove nothing."""
+    async def prune(self, builds: Collection[BuildRecord]) -> None:
+        self.needed = {build.id for build in builds}
 
 
 class Bench:
@@ -148,6 +163,46 @@ async def test_build_takes_limited_time(bench: Bench, tmp_path: Path) -> None:
     build = await limited.start(ALICE)
     await limited.runtime.wait(build.id)
     assert "0.01 seconds, the maximum" in (await bench.node.template_builds.get_build(ALICE, build.id)).error
+
+
+@pytest.fixture
+def server(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> BuildPlan:
+    """A plan whose files were made before, and which has a start command."""
+
+    async def find_layer(*_: object) -> Layer:
+        return Layer("sha256:1", 50, "application/vnd.oci.image.layer.v1.tar", "sha256:2")
+
+    monkeypatch.setattr(StepCache, "find_layer", find_layer)
+    bench.bases.base = BaseRoot("base", BuiltRoot((), 100), "key", ImageConfig(env={"A": "b"}, user="user"))
+    return replace(PLAN, start_command="serve", ready_command="curl localhost")
+
+
+async def test_start_command_runs_at_the_end_of_the_build(bench: Bench, server: BuildPlan) -> None:
+    build = await bench.request(ALICE)
+    await bench.runtime.start(ALICE, build, server)
+    await bench.runtime.wait(build.id)
+    done = await bench.node.template_builds.get_build(ALICE, build.id)
+    assert (done.status, done.snapshot_bytes, done.size_bytes) == (BuildStatus.READY, 1000, 1150)
+    (saved,) = bench.bases.saved
+    assert (saved.root, saved.settings) == (done.root, TemplateSettings({"A": "b"}, "user", "/", "serve", "curl localhost"))
+    lines = await bench.node.template_builds.lines(ALICE, build.id)
+    assert [line.text for line in lines.items][-3:] == [
+        "Running the start command: serve",
+        "Waiting for the ready command: curl localhost",
+        "listening",
+    ]
+    await until(lambda: bench.bases.needed == {build.id})
+
+
+async def test_failed_start_command_fails_the_build_with_its_output(bench: Bench, server: BuildPlan) -> None:
+    bench.bases.not_saved = ConflictError("The start command of the template ended with exit code 3.", hint="Correct it.")
+    build = await bench.request(ALICE)
+    await bench.runtime.start(ALICE, build, server)
+    await bench.runtime.wait(build.id)
+    failed = await bench.node.template_builds.get_build(ALICE, build.id)
+    assert (failed.status, failed.step) == (BuildStatus.FAILED, "finalize")
+    assert failed.error.startswith("The start command of the template ended with exit code 3. The last lines of its output:\nlistening")
+    assert bench.bases.needed == set()
 
 
 def next_runtime(bench: Bench, folder: Path) -> BuildRuntime:

@@ -118,6 +118,16 @@ async def test_quotas_of_templates_and_bytes(service: TemplateBuilds) -> None:
     assert await service.request(BOB, "web")
 
 
+async def test_snapshot_of_a_build_counts_against_the_quota(service: TemplateBuilds) -> None:
+    _, build = await service.request(ALICE, "web")
+    done = await service.finish(build, ROOT, SETTINGS, snapshot_bytes=40)
+    assert done is not None
+    assert done.size_bytes == 100
+    with pytest.raises(LimitError) as full:
+        await service.request(ALICE, "web")
+    assert full.value.fields["quota"] == "template_bytes"
+
+
 async def test_ready_build_gives_its_template_tags_and_limits(service: TemplateBuilds) -> None:
     record, build = await service.request(ALICE, "web", limits=LARGE, tags=("default", "v1"))
     running = await service.begin(build)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
-from sandlot.model.specs import GIB, MIB, Limits, RootFs, TemplateRef
+from sandlot.model.specs import GIB, MIB, Limits, RootFs, TemplateRef, User
+from sandlot.model.templates import TemplateStart
 
 SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits())
 TEMPLATE = ResolvedTemplate(root=RootFs("a" * 64, Path("/roots/a")), env={"PATH": "/bin", "LANG": "C.UTF-8"})
@@ -185,6 +187,22 @@ def test_snapshot_key_changes_with_everything_that_a_snapshot_depends_on(other: 
 )
 def test_snapshot_key_does_not_change_with_what_is_set_at_the_claim(same: str) -> None:
     assert same == key()
+
+
+def test_key_of_a_snapshot_with_programs_depends_on_the_programs_and_their_owner() -> None:
+    def started(owner: OwnerId = LOCAL, **changes: Any) -> str:  # noqa: ANN401 - fields of TemplateStart
+        start = replace(TemplateStart("serve", "ready", "/srv", User.USER), **changes)
+        spec = TemplateSnapshotSpec(TemplateRef(owner, "web"), "gvisor", Limits())
+        return snapshot_key(snapshot_inputs(SnapshotRecipe(spec, TEMPLATE, start), "runsc:1", "1.0"))
+
+    others: list[dict[str, Any]] = [
+        {"command": "other"},
+        {"ready_command": ""},
+        {"cwd": "/"},
+        {"user": User.ROOT},
+        {"owner": OwnerId("a11ce0a11ce0")},
+    ]
+    assert len({started(), key(), *(started(**each) for each in others)}) == len(others) + 2
 
 
 @pytest.mark.parametrize("disk_bytes, snapshot_disk_bytes", [(5 * GIB, SNAPSHOT_DISK_BYTES), (64 * MIB, 64 * MIB)])

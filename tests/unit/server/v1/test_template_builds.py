@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import pytest
 from sandlot.builds.bases import BaseRoot
 from sandlot.core.template_builds import KEPT_FAILED
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ForbiddenError, SandlotError
+from sandlot.model.errors import ForbiddenError
 from sandlot.model.images import ImageConfig
-from sandlot.model.templates import BuildLine, BuildRecord, BuiltRoot, LogLevel, TemplateSettings
+from sandlot.model.templates import BuildLine, BuiltRoot, LogLevel, TemplateSettings
 from tests.support.http import events, problem
 from tests.support.service import Bench, bench, client
 
@@ -30,9 +30,6 @@ class Bases:
     """Bases that need no images."""
 
     prepared: list[BuiltRoot] = field(default_factory=list)
-    saved: list[BuildRecord] = field(default_factory=list)
-    needed: set[str] = field(default_factory=set)
-    error: SandlotError | None = None
 
     async def open(self, _principal: object, base: Any, _report: object) -> BaseRoot:  # noqa: ANN401 - of any kind
         name = getattr(base, "reference", getattr(base, "name", ""))
@@ -43,15 +40,11 @@ class Bases:
     async def prepare(self, root: BuiltRoot, _report: object) -> None:
         self.prepared.append(root)
 
-    async def save_snapshot(self, _principal: object, build: BuildRecord, on_output: Callable[[int, bytes], None]) -> int:
-        self.saved.append(build)
-        on_output(1, b"listening\n")
-        if self.error is not None:
-            raise self.error
-        return 1000
+    async def save_snapshot(self, _principal: object, _build: object, _on_output: object) -> int:
+        return 0
 
-    async def prune(self, builds: Collection[BuildRecord]) -> None:
-        self.needed = {build.id for build in builds}
+    async def prune(self, _builds: object) -> None:
+        """Remove nothing."""
 
 
 @pytest.fixture
