@@ -44,7 +44,7 @@ class Quota:
         volumes: Largest number of volumes.
         volume_bytes: Largest sum of the sizes of all volumes, in bytes.
         templates: Largest number of templates.
-        template_bytes: Largest size of the root file systems of all builds of templates together, in bytes.
+        template_bytes: Largest size of the root file systems and snapshots of all builds of templates together, in bytes.
         pools: Largest number of private pools. Warm sandboxes of these pools may use only the part of ``cpus``, ``memory_bytes`` and ``disk_bytes``
             that live sandboxes do not use.
         network: Most open mode of the network policy of a sandbox.
@@ -156,7 +156,7 @@ class KeyUsage:
         volumes: Number of volumes.
         volume_bytes: Sum of the sizes of all volumes.
         templates: Number of templates.
-        template_bytes: Size of the root file systems of all builds of templates together.
+        template_bytes: Size of the root file systems and snapshots of all builds of templates together.
         pools: Number of private pools.
     """
 

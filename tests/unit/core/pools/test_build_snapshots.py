@@ -34,7 +34,7 @@ class Programs:
         self.exit_code: int | None = None
         self.ready_code = 0
         known = node.driver.scripts.programs
-        known.update({"serve": self._serve, "until": self._ready, "do": known["true"], "done": self._ready})
+        known.update({"serve": self._serve, "until": self._ready, "do": known["true"], "done": self._ready, "command": known["true"]})
 
     async def _serve(self, context: ProgramContext) -> int | None:
         self.seen.append((context.files.read("/etc/hostname", 0).decode(), context.cwd, dict(context.env)))
