@@ -63,7 +63,7 @@ class QuotaUsage:
         volumes: Number of volumes.
         volume_bytes: Sum of the sizes of all volumes.
         templates: Number of templates.
-        template_bytes: Size of the root file systems of all builds of templates together.
+        template_bytes: Size of the root file systems and snapshots of all builds of templates together.
         pools: Number of private pools.
     """
 

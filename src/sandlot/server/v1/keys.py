@@ -57,7 +57,7 @@ class QuotaRequest(RequestModel):
     volume_bytes: int | None = Field(default=None, ge=0, le=_MOST, description="Largest sum of the sizes of all volumes.")
     templates: int | None = Field(default=50, ge=0, le=_MOST, description="Largest number of templates.")
     template_bytes: int | None = Field(
-        default=50 * GIB, ge=0, le=_MOST, description="Largest size of the root file systems of all builds of templates together."
+        default=50 * GIB, ge=0, le=_MOST, description="Largest size of the root file systems and snapshots of all builds of templates together."
     )
     pools: int | None = Field(
         default=4,
@@ -212,7 +212,7 @@ class QuotaUsageResponse(ResponseModel):
     volumes: int
     volume_bytes: int = Field(description="Sum of the sizes of the volumes.")
     templates: int
-    template_bytes: int = Field(description="Size of the root file systems of all builds of templates.")
+    template_bytes: int = Field(description="Size of the root file systems and snapshots of all builds of templates.")
     pools: int
 
 
