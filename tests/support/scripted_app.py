@@ -49,6 +49,12 @@ class KnownKeys:
         return nullcontext()
 
 
+class _NoSnapshots:
+    """Bases of builds without snapshots, which the server prunes at its start."""
+
+    async def prune(self, builds: object) -> None: ...
+
+
 class _EmptyManager:
     """The manager of a service without sandboxes, as the server ends it."""
 
@@ -62,7 +68,7 @@ def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKe
     store: Any = None
     chosen = settings or Settings()
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics()}
-    values |= dict.fromkeys(("store", "blobs", "bases")) | {"layers": LayerStore(chosen.layers)}
+    values |= dict.fromkeys(("store", "blobs")) | {"bases": _NoSnapshots(), "layers": LayerStore(chosen.layers)}
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
     return RunningService(settings=chosen, node=node, stop=asyncio.Event(), keep=False, **values)
 
