@@ -174,16 +174,7 @@ class AdmissionController:
         capabilities = await self._drivers.capabilities(isolation)
         requested = params.network or (None if source is None else source.spec.network)
         network = admission.resolve_network(requested, self._policy.network, principal, capabilities)
-        spec = self._spec(
-            params,
-            template,
-            defaults,
-            isolation,
-            network,
-            source,
-            public_ports=public_ports,
-            single_use=single_use,
-        )
+        spec = self._spec(params, template, defaults, isolation, network, source, public_ports=public_ports, single_use=single_use)
         limits = spec.limits
         volumes = self._volumes.resolve(principal, params.volumes)
         takes = self._drivers[spec.isolation].max_resources(limits)
