@@ -49,6 +49,7 @@ from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError,
 from sandlot.model.executions import Output, ProcessEnded, ProcessOutcome
 from sandlot.model.images import ImageConfig, Layer
 from sandlot.model.network import NetworkMode, NetworkPolicy
+from sandlot.model.ports import ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.model.templates import BuildRecord, BuiltRoot, TemplateSettings
@@ -59,6 +60,10 @@ EXTRA_S: Final = 600.0
 """Seconds that the sandboxes of a build can live longer than the build may take."""
 MAX_MATCHES: Final = 10_000
 """Maximum number of paths to which the sources of one copy expand."""
+_ENDS: Final[Mapping[str, str]] = {
+    ExitReason.OOM: "The sandbox of the build had no memory left.",
+    ExitReason.DISK: "The disk of the sandbox of the build was full.",
+}
 _CREATE_USER: Final = (
     'id -u "$1" >/dev/null 2>&1 || useradd -m -s /bin/bash "$1" 2>/dev/null || adduser -D "$1" 2>/dev/null || '
     '{ echo "the image has no program that creates the user $1" >&2; exit 1; }'
@@ -564,8 +569,11 @@ def _exit_error(outcome: ProcessOutcome, tail: str) -> SandlotError:
 
 def _failed(step: Step, error: SandlotError) -> SandlotError:
     """Return the error of a build whose step failed."""
-    message = f"Step {step.label} ({step.text}) failed: {error.message}"
+    message, hint = error.message, error.hint
     if isinstance(error, SandboxEndedError):
-        reason = {"oom": "the sandbox had no memory left", "disk_full": "the disk of the sandbox was full"}.get(str(error.fields.get("reason")))
-        message = f"Step {step.label} ({step.text}) failed: {reason or error.message}"
-    return type(error)(message, code=error.code, hint=error.hint, fields={**error.fields, "step": step.label}, fault=error.fault)
+        reason = str(error.fields.get("reason") or "for an unknown reason")
+        detail = error.fields.get("detail")
+        message = _ENDS.get(reason) or f"The sandbox of the build has ended ({reason}{f': {detail}' if detail else ''})."
+        hint = "Correct the command, or request a template with more memory or disk space."
+    message = f"Step {step.label} ({step.text}) failed: {message}"
+    return type(error)(message, code=error.code, hint=hint, fields={**error.fields, "step": step.label}, fault=error.fault)

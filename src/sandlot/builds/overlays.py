@@ -82,7 +82,7 @@ class OverlayReader:
     def __init__(self, max_bytes: int, max_entries: int) -> None:
         self._data = bytearray()
         self._max_bytes = max_bytes
-        self._entries = max_entries
+        self._max_entries = self._entries = max_entries
         self._left: int | None = None
         self._begun = False
         self.has_ended = False
@@ -164,7 +164,11 @@ class OverlayReader:
         record = _checked(kind, value)
         self._entries -= 1
         if self._entries < 0:
-            raise LimitError("The build has too many files.", code=ErrorCode.TOO_LARGE, hint="Remove files that the template does not need.")
+            raise LimitError(
+                f"The build has more than {self._max_entries} files.",
+                code=ErrorCode.TOO_LARGE,
+                hint="Remove files that the template does not need.",
+            )
         if record.kind == "file":
             self.size_bytes += record.size
             if self.size_bytes > self._max_bytes:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,6 +44,7 @@ ALL_TRAFFIC: Final = "0.0.0.0/0"
 
 _NETWORK_HINT: Final = "It is refused rather than ignored. Pass allow_out and deny_out to limit the network."
 _MIN_TIMEOUT_S: Final = 1.0
+_NO_USER: Final = re.compile(r"Step \d+ \(RUN (?P<command>.*) (?P<user>\S+)\) failed: The sandbox has no user '(?P=user)'\.", re.DOTALL)
 
 
 def without_tag(name: str) -> str:
@@ -257,6 +259,14 @@ def detailed_sandbox(sandbox: SandboxInfo, token: str, domain: str | None) -> di
 def _identity(sandbox: SandboxInfo) -> dict[str, Any]:
     name = template_of(sandbox)
     return {"templateID": name, "alias": name, "sandboxID": sandbox.id, "clientID": CLIENT_ID, "envdVersion": ENVD_VERSION}
+
+
+def build_failure(error: str) -> str:
+    """Return the reason of a failed build. Pure. A step of a user who does not exist has E2B's words, for which programs look."""
+    found = _NO_USER.match(error)
+    if found is None:
+        return error
+    return f"failed to run command '{found['command']}': command failed: unauthenticated: invalid username: '{found['user']}'"
 
 
 def template_of(sandbox: SandboxInfo) -> str:

@@ -40,6 +40,21 @@ def test_template_aliases_are_translated(name: str, ours: str) -> None:
 
 
 @cases(
+    "error, shown",
+    [
+        (
+            "Step 1 (RUN echo 'a b' root123) failed: The sandbox has no user 'root123'. Pass a name.",
+            "failed to run command 'echo 'a b'': command failed: unauthenticated: invalid username: 'root123'",
+        ),
+        ("Step 1 (RUN whoami) failed: The sandbox has no user 'nobody'.", "Step 1 (RUN whoami) failed: The sandbox has no user 'nobody'."),
+        ("The build was cancelled.", "The build was cancelled."),
+    ],
+)
+def test_step_of_an_unknown_user_fails_with_the_words_of_e2b(error: str, shown: str) -> None:
+    assert translate.build_failure(error) == shown
+
+
+@cases(
     "more",
     [
         {"iam": {"tokens": {"x": {}}}},

@@ -167,8 +167,11 @@ async def _reason(node: Node, principal: Principal, build: BuildRecord) -> dict[
         if not page.more:
             break
     lines = [line for line in last if line.step == build.step]
-    message = build.error or "The build was cancelled."
-    return {"message": message, "logEntries": [log_entry(line) for line in lines], **({"step": build.step} if build.step else {})}
+    return {
+        "message": translate.build_failure(build.error or "The build was cancelled."),
+        "logEntries": [log_entry(line) for line in lines],
+        **({"step": build.step} if build.step else {}),
+    }
 
 
 def log_entry(line: BuildLine) -> dict[str, Any]:
