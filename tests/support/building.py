@@ -99,8 +99,8 @@ async def building(folder: Path, temporary: Path, images: Mapping[str, MadeImage
     async with docker_registry(temporary) as origin:
         for repository, image in images.items():
             await push(origin, image, repository, "1")
-        settings = {"registries": parse_registries([origin]), "memory_ratio": 100.0, "disk_ratio": 100.0, "pids_ratio": 100.0}
-        async with real_service(folder, **settings) as service:
+        registries = parse_registries([origin])
+        async with real_service(folder, registries=registries, memory_ratio=100.0, disk_ratio=100.0, pids_ratio=100.0) as service:
             runtime = BuildRuntime(service.node, service.bases, service.layers, service.settings.builds, limits, SystemClock())
             await runtime.open()
             try:
