@@ -32,10 +32,11 @@ MUSL = """
 FROM base AS tools
 RUN apt-get update && apt-get install -y --no-install-recommends gcc musl-tools
 RUN printf '#include <stdio.h>\\nint main(void) { puts("musl runs"); return 0; }\\n' > /hello.c && musl-gcc -o /hello /hello.c
-FROM {host}/busybox:1
+FROM HOST/busybox:1
 COPY --from=tools /lib/ld-musl-*.so.1 /lib/
 COPY --from=tools /hello /bin/hello
 RUN hello > /said
+WORKDIR /home/user
 """
 
 
@@ -58,7 +59,10 @@ async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Benc
     busybox = packed(busybox_root(), "-c", "./bin")
     odd = packed(with_file(folder / "odd", "etc/passwd", ACCOUNTS, 0o400), "-c", "./etc")
     debian = ImageStore(DEFAULT_CACHE, shipped()).ensure("builder").path
-    left_out = [f"--exclude=./{name}" for name in ("usr/share", "var/lib/apt", "var/cache")]
+    left_out = [
+        f"--exclude=./{name}"
+        for name in ("usr/share", "usr/lib/gcc", "usr/bin/buildah", "usr/bin/skopeo", "usr/lib/x86_64-linux-gnu/perl", "var/lib/apt", "var/cache")
+    ]
     path = {"Env": ["PATH=/bin:/usr/bin", "KEPT=from the image"]}
     images = {
         "busybox": MadeImage([busybox], settings=path),
@@ -77,9 +81,10 @@ async def use(bench: Bench, template: str, command: str) -> tuple[list[str], Ent
     try:
         done = await bench.node.processes.run(OPERATOR, sandbox.id, ProcessSpec(("/bin/sh", "-c", command)))
         assert done.outcome.exit_code == 0, done.stderr.text()
-        await bench.node.files.write(OPERATOR, sandbox.id, "written", once(b"content"))
-        entry = await bench.node.files.stat(OPERATOR, sandbox.id, "written")
-        content = b"".join([piece async for piece in await bench.node.files.read(OPERATOR, sandbox.id, "written")])
+        user = sandbox.spec.user
+        await bench.node.files.write(OPERATOR, sandbox.id, "written", once(b"content"), user=user)
+        entry = await bench.node.files.stat(OPERATOR, sandbox.id, "written", user=user)
+        content = b"".join([piece async for piece in await bench.node.files.read(OPERATOR, sandbox.id, "written", user=user)])
         assert content == b"content"
         try:
             return done.stdout.text().splitlines(), entry, await bench.node.code.run(OPERATOR, sandbox.id, CellSpec("print(6 * 7)"))
@@ -104,18 +109,20 @@ async def test_busybox_without_bash_and_python_is_built_on_and_runs(bench: Bench
     assert "no python" in code.message
 
 
-async def test_image_with_odd_accounts_and_a_numeric_user_runs(bench: Bench) -> None:
-    await bench.build(f"FROM {bench.host}/odd:1\nRUN id -u > who; pwd >> who\nUSER app\nRUN id -g >> who; echo $HOME >> who\n", name="odd")
-    lines, entry, _ = await use(bench, "odd", "cat who; id -u; id -g; stat -c %a:%u /etc/passwd; cat /etc/passwd")
-    assert lines == []
-    assert (entry.uid, entry.gid) == (4711, 4712)
+async def test_image_with_odd_accounts_a_numeric_user_and_a_missing_folder_runs(bench: Bench) -> None:
+    text = f"FROM {bench.host}/odd:1\nRUN id -u; pwd\nUSER root\nRUN chown app . && stat -c %u:%a . > /of\nUSER app\nRUN id > who\n"
+    build = await bench.build(text, name="odd")
+    assert "\n4711\n/srv/app\n" in await bench.log(build)
+    lines, entry, _ = await use(bench, "odd", "cat /of; id -u; id -g; echo $HOME; grep -c . /etc/passwd || stat -c %a /etc/passwd")
+    assert lines == ["4711:755", "4711", "4712", "/srv/app", "400"]
+    assert (entry.path, entry.uid, entry.gid) == ("/srv/app/written", 4711, 4712)
 
 
 async def test_debian_image_with_python_runs_code_and_sudo(bench: Bench) -> None:
-    await bench.build(f"FROM {bench.host}/debian:1\nRUN python3 -c 'print(40 + 2)' > /said\n", name="deb")
-    lines, entry, code = await use(bench, "deb", "cat /said; id -un; sudo id -un; command -v apt-get bash")
-    assert lines == []
-    assert entry.uid == 1000
+    await bench.build(f"FROM {bench.host}/debian:1\nRUN python3 -c 'print(40 + 2)' > /said\nWORKDIR /home/user\n", name="deb")
+    lines, entry, code = await use(bench, "deb", "cat /said; id -un; sudo id -un; command -v bash")
+    assert lines == ["42", "user", "root", "/bin/bash"]
+    assert (entry.path, entry.uid) == ("/home/user/written", 1000)
     assert isinstance(code, CodeResult)
     assert code.stdout.text() == "42\n"
 
@@ -125,7 +132,7 @@ async def test_program_of_musl_runs(bench: Bench) -> None:
     limits = bench.runtime._limits  # noqa: SLF001
     bench.runtime._limits = replace(limits, network=NetworkPolicy(NetworkMode.PACKAGES))  # noqa: SLF001
     try:
-        await bench.build(MUSL.format(host=bench.host), name="musl", limits=LARGE)
+        await bench.build(MUSL.replace("HOST", bench.host), name="musl", limits=LARGE)
     finally:
         bench.runtime._limits = limits  # noqa: SLF001
     lines, _, code = await use(bench, "musl", "cat /said; hello; ls /lib")

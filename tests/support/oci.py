@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -30,6 +31,11 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
+def _compressed(archive: bytes) -> bytes:
+    return gzip.compress(archive, 1, mtime=0)
+
+
 @dataclass(slots=True)
 class MadeImage:
     """An image of a test.
@@ -48,7 +54,7 @@ class MadeImage:
 
     @property
     def layers(self) -> list[bytes]:
-        return [gzip.compress(archive, mtime=0) for archive in self.archives]
+        return [_compressed(archive) for archive in self.archives]
 
     @property
     def config(self) -> bytes:

@@ -332,7 +332,11 @@ class Executor:
             (child,) = await self._node.sandboxes.fork(self._principal, below.sandbox, ForkParams(metadata={BUILD: self._build.id}))
             self._sandboxes.add(child.id)
             return child.id, 0
-        return await self._create(template=run.base.template), 0
+        sandbox = await self._create(template=run.base.template)
+        folder = (run.steps[0].state if run.steps else run.final).folder
+        if folder != "/":  # an image can name a working directory that none of its layers has
+            await self._node.files.make_directory(self._principal, sandbox, folder, user=User.ROOT)
+        return sandbox, 0
 
     async def _create(self, **source: str) -> str:
         lifetime_s = self._principal.quota.lifetime_s
