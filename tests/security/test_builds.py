@@ -16,8 +16,8 @@ from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB
 from sandlot.model.templates import BuildStatus
 from tests.support.building import Bench, building
-from tests.support.roots import busybox_image
 from tests.support.oci import MadeImage
+from tests.support.roots import busybox_image
 from tests.support.saving import place
 from tests.support.traces import NOTHING, settle, traces
 from tests.support.until import until

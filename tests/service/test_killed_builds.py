@@ -15,8 +15,8 @@ from sandlot import Sandbox
 from sandlot.builds.runtime import RESTARTED
 from sandlot.model.errors import NotFoundError
 from sandlot.sdk.models.templates import TemplateBuild
-from tests.support.busybox import busybox_root
 from tests.support.localservice import LocalService, local_service
+from tests.support.roots import busybox_image
 from tests.support.traces import NOTHING, settle
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def files(service: LocalService) -> dict[str, int]:
 
 def test_killed_build_has_failed_and_leaves_only_its_cached_steps(building_service: LocalService, registry: str, tmp_path: Path) -> None:
     service, templates = building_service, building_service.client.templates
-    shutil.copytree(busybox_root() / "bin", tmp_path / "bin", symlinks=True)
+    shutil.copytree(busybox_image() / "bin", tmp_path / "bin", symlinks=True)
     (tmp_path / "big").write_bytes(os.urandom(64 << 20))
     for phase, (line, text) in PHASES.items():
         begun = templates.start_build("killed", dockerfile=text.replace("registry", registry), context=tmp_path)

@@ -20,8 +20,8 @@ from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, CellSpec, Limits, ProcessSpec
 from tests.support.building import Bench, building
-from tests.support.busybox import busybox_root
 from tests.support.oci import MadeImage
+from tests.support.roots import busybox_image
 from tests.support.saving import place
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def with_file(root: Path, name: str, text: str, mode: int) -> Path:
 @pytest.fixture(scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Bench]:
     folder = tmp_path_factory.mktemp("images")
-    busybox = packed(busybox_root(), "-c", "./bin")
+    busybox = packed(busybox_image(), "-c", "./bin")
     odd = packed(with_file(folder / "odd", "etc/passwd", ACCOUNTS, 0o400), "-c", "./etc")
     debian = ImageStore(DEFAULT_CACHE, shipped()).ensure("builder").path
     left_out = [
