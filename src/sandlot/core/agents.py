@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from datetime import timedelta
 from typing import Any, Final
 
 from sandlot.core.access.quotas import check_lifetime
@@ -334,6 +335,10 @@ class AgentService:
     async def running(self) -> Sequence[AgentSessionRecord]:
         """Return the sessions whose run is active on this node. After a start of the service, these runs are lost."""
         return await self._agents.list_running_sessions(self._node)
+
+    async def unused(self, for_s: float, *, limit: int) -> Sequence[AgentSessionRecord]:
+        """Return sessions of all owners without an active run and without a new event for ``for_s`` seconds, the longest unused first."""
+        return await self._agents.list_unused_sessions(before=self._clock.now() - timedelta(seconds=for_s), limit=limit)
 
     async def last_events(self, session: AgentSessionId, count: int) -> Sequence[AgentEventRecord]:
         """Return the newest ``count`` events of a session, oldest first."""

@@ -471,6 +471,10 @@ class AgentRepository(Protocol):
         """
         ...
 
+    async def list_unused_sessions(self, *, before: datetime, limit: int) -> Sequence[AgentSessionRecord]:
+        """Return sessions without an active run whose ``updated_at`` is earlier than ``before``, the longest unused first."""
+        ...
+
     async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:
         """Return the sessions whose run is active on a node, also if the run was lost with an earlier process of the node."""
         ...

@@ -289,6 +289,7 @@ class Settings:
         agent_run_s: Largest duration of one run in seconds, 1 to 86,400.
         agent_session_tokens: Largest number of tokens that one session may use, read and written. Default: no limit.
         agent_session_cost_usd: Largest price in US dollars of the tokens of one session, for models with prices. Default: no limit.
+        agent_sessions_keep_s: Seconds without a new event after which a session of an agent is deleted with its events and files, at least 60.
         agent_runs_per_key: Largest number of active runs of one key, 1 to 1,000.
         agent_runs: Largest number of active runs of the service, 1 to 1,000.
         low_latency: on keeps the processors of the host awake while requests arrive, and for 20 ms after them; off lets idle processors sleep.
@@ -348,6 +349,7 @@ class Settings:
     agent_run_s: Annotated[float, _number(1.0, DAY_S)] = 1200.0
     agent_session_tokens: Annotated[int | None, _whole(1, 2**53)] = None
     agent_session_cost_usd: Annotated[float | None, _number(0.0)] = None
+    agent_sessions_keep_s: _Kept = 30 * DAY_S
     agent_runs_per_key: Annotated[int, _whole(1, 1000)] = 4
     agent_runs: Annotated[int, _whole(1, 1000)] = 16
     low_latency: Annotated[str, _one_of("off", "on")] = "off"
@@ -434,6 +436,7 @@ class Settings:
             session_cost_usd=self.agent_session_cost_usd,
             runs_per_key=self.agent_runs_per_key,
             runs=self.agent_runs,
+            session_keep_s=self.agent_sessions_keep_s,
         )
 
     @property

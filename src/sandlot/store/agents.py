@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, delete, func, select, update
@@ -95,6 +96,12 @@ class SqlAgentRepository:
         if not archived:
             query = query.where(agent_sessions.c.status != SessionStatus.TERMINATED)
         return [_session(row) for row in await self._page(query, agent_sessions, before, limit)]
+
+    async def list_unused_sessions(self, *, before: datetime, limit: int) -> Sequence[AgentSessionRecord]:
+        """Return sessions without an active run whose ``updated_at`` is earlier than ``before``, the longest unused first."""
+        table = agent_sessions
+        query = select(table).where(table.c.updated_at < before, table.c.status != SessionStatus.RUNNING)
+        return [_session(row) for row in await self._database.rows(query.order_by(table.c.updated_at).limit(limit))]
 
     async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:
         """Return the sessions whose run is active on a node."""

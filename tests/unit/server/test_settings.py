@@ -106,6 +106,7 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "agent_run_s": ("4.5", 4.5),
     "agent_session_tokens": ("5", 5),
     "agent_session_cost_usd": ("6.5", 6.5),
+    "agent_sessions_keep_s": ("64", 64),
     "agent_runs_per_key": ("7", 7),
     "agent_runs": ("8", 8),
     "low_latency": ("on", "on"),

@@ -25,6 +25,7 @@ class AgentLimits:
         session_cost_usd: Maximum price of the tokens of a session in US dollars, for models with configured prices. None: no limit.
         runs_per_key: Maximum active runs of one key.
         runs: Maximum active runs of the node.
+        session_keep_s: Seconds without a new event after which a session is deleted.
     """
 
     model_requests: int = 50
@@ -34,3 +35,4 @@ class AgentLimits:
     session_cost_usd: float | None = None
     runs_per_key: int = 4
     runs: int = 16
+    session_keep_s: float = 30 * 86400.0

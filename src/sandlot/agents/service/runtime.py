@@ -9,8 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from sandlot.agents.service.models import Models
 from sandlot.agents.service.sandbox import SessionSandbox, find_sandbox
 from sandlot.agents.service.tool_servers import TOOL_SERVER, ToolServerEntry
 from sandlot.core.node import Node
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.agents import (
     AgentChange,
     AgentConfig,
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 TOOLSET_TYPE: Final = "agent_toolset_20260401"
 """Type by which clients of Anthropic's managed agents name them."""
+RETENTION_INTERVAL_S: Final = 600.0
+"""Seconds between two removals of unused sessions."""
+MAX_REMOVED: Final = 1000
+"""Number of sessions that one removal deletes."""
 EVENTS_AT_END: Final = 256
 """Number of events in which the results of open calls are searched when a lost run is ended."""
 
@@ -84,6 +88,7 @@ class AgentRuntime:
         self._servers = servers or {}
         self._runs: dict[AgentSessionId, _ActiveRun] = {}
         self._is_closed = False
+        self._retention: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -93,7 +98,10 @@ class AgentRuntime:
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """End the runs that the last service has left, before any request. A run that cannot be ended stays active until the next start."""
+        """End the runs that the last service has left, before any request, and begin to remove unused sessions.
+
+        A run that cannot be ended stays active until the next start.
+        """
         for session in await self._node.agents.running():
             try:
                 await self._end_lost_run(session)
@@ -106,10 +114,15 @@ class AgentRuntime:
             except Exception:  # noqa: BLE001 - a stored run that cannot be read must not keep the service from its other work
                 _log.exception("run.not_ended", session=session.id)
 
+        self._retention = asyncio.create_task(self._retain(), name="agent retention")
+
     async def aclose(self) -> None:
         """Stop all runs. The next service ends them. Idempotent."""
         self._is_closed = True
         tasks = []
+        if self._retention is not None:
+            self._retention.cancel()
+            tasks.append(self._retention)
         for active in self._runs.values():
             if active.run is not None:
                 active.run.is_abandoned = True
@@ -119,6 +132,32 @@ class AgentRuntime:
         if tasks:
             await asyncio.wait(tasks)
         await self._models.aclose()
+
+    async def _retain(self) -> None:
+        while True:
+            try:
+                await self.remove_unused()
+            except Exception:  # noqa: BLE001 - the next removal tries again
+                _log.exception("retention.failed")
+            await asyncio.sleep(RETENTION_INTERVAL_S)
+
+    async def remove_unused(self) -> int:
+        """Delete the sessions of all owners that had no new event for ``session_keep_s`` seconds, and return their number."""
+        removed = 0
+        for session in await self._node.agents.unused(self._limits.session_keep_s, limit=MAX_REMOVED):
+            try:
+                with self._no_run(session):
+                    found = await self._node.agents.get_session(OPERATOR, session.id)
+                    if found.updated_at == session.updated_at:
+                        await self._delete(OPERATOR, session.id)
+                        removed += 1
+            except (ConflictError, NotFoundError):
+                continue  # a message has come, or the owner has deleted the session
+            except SandlotError as error:
+                _log.warning("retention.failed", session=session.id, error=str(error))
+        if removed:
+            _log.info("retention.dropped", agent_sessions=removed)
+        return removed
 
     async def _end_lost_run(self, session: AgentSessionRecord) -> None:
         from sandlot.agents.service import conversation  # noqa: PLC0415 - imports pydantic-ai
@@ -187,13 +226,8 @@ class AgentRuntime:
         """
         found = await self._node.agents.get_session(principal, session)
         await self._stop(found.id)
-        if found.id in self._runs:
-            raise _running(found.id)
-        self._runs[found.id] = _ActiveRun(found.owner)  # no run begins meanwhile
-        try:
+        with self._no_run(found):
             archived = await complete(self._node.agents.archive_session(principal, session))
-        finally:
-            del self._runs[found.id]
         await self._end_sandbox(principal, archived)
         return archived
 
@@ -205,6 +239,9 @@ class AgentRuntime:
         """
         found = await self._node.agents.get_session(principal, session)
         await self._stop(found.id)
+        await self._delete(principal, found.id)
+
+    async def _delete(self, principal: Principal, session: AgentSessionId) -> None:
         found = await self._node.agents.get_session(principal, session)
         await self._delete_files(principal, found.id)
         await self._end_sandbox(principal, found)
@@ -312,6 +349,21 @@ class AgentRuntime:
             )
         self._runs[session] = active = _ActiveRun(principal.owner)
         return active
+
+    @contextmanager
+    def _no_run(self, session: AgentSessionRecord) -> Iterator[None]:
+        """Let no run of a session begin meanwhile.
+
+        Raises:
+            ConflictError: A run is active.
+        """
+        if session.id in self._runs:
+            raise _running(session.id)
+        self._runs[session.id] = _ActiveRun(session.owner)
+        try:
+            yield
+        finally:
+            del self._runs[session.id]
 
     async def _end_sandbox(self, principal: Principal, session: AgentSessionRecord) -> None:
         if session.sandbox is not None:

@@ -709,6 +709,15 @@ class MemoryAgentRepository:
 
         return await self._session.read("agents.list_sessions", work)
 
+    async def list_unused_sessions(self, *, before: datetime, limit: int) -> Sequence[AgentSessionRecord]:
+        """Return sessions without an active run whose ``updated_at`` is earlier than ``before``, the longest unused first."""
+
+        def work(database: MemoryDatabase) -> list[AgentSessionRecord]:
+            found = (row for row in database.agent_sessions.values() if row.updated_at < before and row.status is not SessionStatus.RUNNING)
+            return sorted(found, key=lambda row: row.updated_at)[:limit]
+
+        return await self._session.read("agents.list_unused_sessions", work)
+
     async def list_running_sessions(self, node: NodeId) -> Sequence[AgentSessionRecord]:
         """Return the sessions whose run is active on a node."""
         return await self._session.read(

@@ -124,6 +124,16 @@ class AgentsSuite:
         await store.agents.append(other.id, [], change=SessionChange(SessionStatus.TERMINATED))
         assert list(await store.agents.list_sessions(owner=None, agent=None, archived=False, before=None, limit=9)) == [theirs, *reversed(mine)]
 
+    async def test_unused_sessions_are_those_without_a_run_and_without_late_events(self, store: Store) -> None:
+        running, late, first, second = (session(at_s) for at_s in (1, 3, 1, 2))
+        for record in (second, late, running, first):
+            await store.agents.add_session(record, max_per_owner=9)
+        await store.agents.begin_run(running.id, new_node_id(), [])
+        assert list(await store.agents.list_unused_sessions(before=moment(3), limit=9)) == [first, second]
+        assert list(await store.agents.list_unused_sessions(before=moment(3), limit=1)) == [first]
+        await store.agents.append(first.id, [agent_event(5)])
+        assert list(await store.agents.list_unused_sessions(before=moment(3), limit=9)) == [second]
+
     async def test_one_run_of_a_session_is_active_at_a_time(self, store: Store) -> None:
         record, node, event = session(), new_node_id(), agent_event(1)
         await store.agents.add_session(record, max_per_owner=9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,17 @@ from sandlot.model.agents import AgentChange, AgentConfig, AgentEventRecord, Ses
 from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, InvalidRequestError, LimitError, NotFoundError, UnavailableError
 from sandlot.model.records import KeyChange
 from sandlot.model.sandboxes import CreateSandboxParams
+from tests.support.clock import ManualClock
 from tests.support.scripted_model.steps import MIB, Call, Conversation, Cut, Fail, Hang, Say, Step, Truncate
-from tests.support.service import Bench
+from tests.support.service import Bench, bench
 from tests.support.until import until
 from tests.unit.agents.service.conftest import MakeWorld, World, answer_results, in_turn
 
 COMPUTE = Call("run_code", {"code": "x = 6 * 7\nprint(x)"})
 MANY = AgentLimits(runs_per_key=10)
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+WRITE = Call("run_code", {"code": f"import base64\nopen('/tmp/a.png', 'wb').write(base64.b64decode('{PNG}'))"})
+DRAW = (WRITE, Call("read_file", {"path": "/tmp/a.png"}))
 FOREVER = Call("run_command", {"command": "sleep 1000"})
 
 
@@ -334,6 +339,41 @@ async def test_archive_ends_the_run_and_the_sandbox_and_keeps_the_events(make_wo
     assert not world.runtime.is_running
 
 
+async def test_sessions_without_events_are_deleted_after_their_time(make_world: MakeWorld, tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with bench(tmp_path / "clocked", clock=clock) as at:
+        world = make_world(answer_results(*DRAW), limits=AgentLimits(session_keep_s=100))
+        world.at = at
+        world.runtime = world.start()
+        alice = await new_key(at)
+        await world.run(await world.session(alice), principal=alice)
+        used, archived = [await world.session() for _ in range(2)]
+        for session in (used, archived):
+            await world.run(session)
+        await world.runtime.archive_session(OPERATOR, archived)
+        clock.advance(60)
+        await world.run(used, "Again")
+        assert await world.runtime.remove_unused() == 0
+        clock.advance(60)
+        assert await world.runtime.remove_unused() == 2
+        (left,) = (await at.node.agents.list_sessions(OPERATOR)).items
+        assert left.id == used
+        assert [each.id for each in at.sandboxes.list(OPERATOR)] == [left.sandbox]
+        assert len((await at.node.file_store.page(OPERATOR)).items) == 1
+        await world.runtime.delete_session(OPERATOR, left.id)
+
+
+async def test_service_deletes_unused_sessions_while_it_runs(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(lambda _: Say("Hi."), limits=AgentLimits(session_keep_s=0))
+    await world.session()
+
+    async def is_empty() -> bool:
+        return not (await at.node.agents.list_sessions(OPERATOR)).items
+
+    await world.runtime.start()
+    await until(is_empty)
+
+
 async def test_stopped_run_is_ended_by_the_next_service(make_world: MakeWorld, kind: ModelKind, at: Bench) -> None:
     world = make_world(in_turn([COMPUTE, FOREVER], COMPUTE, Say("Done.")), kind)
     session = await world.session()
@@ -428,9 +468,7 @@ async def test_end_of_a_key_ends_its_run(make_world: MakeWorld, at: Bench, step:
 
 
 async def test_images_become_files_of_the_session(make_world: MakeWorld, kind: ModelKind, at: Bench) -> None:
-    png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-    write = Call("run_code", {"code": f"import base64\nopen('/tmp/a.png', 'wb').write(base64.b64decode('{png}'))"})
-    world = make_world(answer_results(write, Call("read_file", {"path": "/tmp/a.png"})), kind)
+    world = make_world(answer_results(*DRAW), kind)
     session = await world.session()
     events = await world.run(session)
     (image,) = [block for each in events if each.type == "agent.tool_result" for block in each.data["content"] if block["type"] == "image"]
