@@ -35,10 +35,11 @@ PHASES = {
     "a command": ("begun", f"{DOCKERFILE}RUN echo begun; sleep 1000\n"),
     "a copy": ("COPY big /big", DOCKERFILE),
     "the reading of the files": ("Saving the files of the template", DOCKERFILE),
+    "the start command": ("Waiting for the ready command", f"{DOCKERFILE}CMD sleep 1000\n"),
     "the root image": ("sending layer 1 of 1", DOCKERFILE),
 }
 """Phase -> line of the log at which the service is killed, and the Dockerfile."""
-ENDLESS = ("base", "a command")
+ENDLESS = ("base", "a command", "the start command")
 """Phases that do not end, so that the kill always comes in time."""
 
 
@@ -69,7 +70,7 @@ def files(service: LocalService) -> dict[str, int]:
     "phases",
     [
         pytest.param(("a command", "the root image"), id="some"),
-        pytest.param(("base", "a copy", "the reading of the files"), id="the others", marks=pytest.mark.soak),
+        pytest.param(("base", "a copy", "the reading of the files", "the start command"), id="the others", marks=pytest.mark.soak),
     ],
 )
 def test_killed_build_has_failed_and_leaves_only_its_cached_steps(
@@ -80,7 +81,8 @@ def test_killed_build_has_failed_and_leaves_only_its_cached_steps(
     (tmp_path / "big").write_bytes(os.urandom(SIZE))
     for phase in phases:
         line, text = PHASES[phase]
-        begun = templates.start_build("killed", dockerfile=text.replace("registry", registry), context=tmp_path)
+        ready = "false" if phase == "the start command" else None
+        begun = templates.start_build("killed", dockerfile=text.replace("registry", registry), context=tmp_path, ready_command=ready)
         next(each for each in templates.follow_log(begun.id) if line in each.text)
         service.end(signal.SIGKILL)
         service.start()

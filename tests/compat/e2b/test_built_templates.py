@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2b import Sandbox, Template, wait_for_port
+from e2b.exceptions import BuildException
 
 from tests.support.tcpservice import TcpService
 
@@ -36,3 +37,27 @@ def test_template_is_built_and_its_sandbox_serves(gvisor_service: TcpService, tm
         assert seen.splitlines() == ["user", "/srv", "user", "/home/user", "root", "<p>page</p>"]
     finally:
         sandbox.kill()
+
+
+def test_template_has_links_and_a_step_of_an_unknown_user_fails(gvisor_service: TcpService, tmp_path: Path) -> None:
+    key, url = gvisor_service.key("links"), f"{gvisor_service.url}/e2b"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("content")
+    for name, target in (("relative", "file"), ("absolute", str(tmp_path / "folder" / "file")), ("dangling", "nowhere")):
+        (tmp_path / "folder" / name).symlink_to(target)
+    template = (
+        Template(file_context_path=tmp_path)
+        .from_image("ubuntu:22.04")
+        .copy("folder/*", "folder", force_upload=True)
+        .copy("folder/relative", "followed", resolve_symlinks=True)
+        .make_symlink(".bashrc", ".bashrc.local")
+        .make_symlink(".bashrc", ".bashrc.local", force=True)
+        .run_cmd("readlink folder/relative folder/dangling .bashrc.local; cat folder/relative; test ! -L followed && cat followed")
+        .run_cmd("whoami", user="nobody-here")
+    )
+    lines: list[str] = []
+    expected = "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'nobody-here'"
+    with pytest.raises(BuildException, match=expected):
+        Template.build(template, "links", on_build_logs=lambda entry: lines.append(entry.message), api_key=key, api_url=url)
+    at = lines.index("nowhere")
+    assert lines[at - 1 : at + 3] == ["file", "nowhere", ".bashrc", "contentcontent"]
