@@ -53,6 +53,7 @@ __all__ = [  # noqa: F405 - for type checkers of the star import above, for Pyth
     "BatchItem",
     "BuildLine",
     "CapacityInfo",
+    "Case",
     "ChangedFile",
     "Chart",
     "Client",

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 EXIT_WRONG_ANSWER = 1
 
 
-def grade(
+def grade(  # noqa: PLR0913 - each is an option
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Program on this machine.", exists=True, dir_okay=False, readable=True)],
     language: Annotated[
-        str | None, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript. (default: by the file's extension)")
+        str | None, typer.Option("--language", "-l", metavar="NAME", help="Language, such as python or cpp. (default: by the file's extension)")
     ] = None,
     stdin: Annotated[
         Path | None,
@@ -30,6 +30,7 @@ def grade(
     expect: Annotated[
         Path | None, typer.Option("--expect", metavar="FILE", help="File with the expected standard output.", exists=True, dir_okay=False)
     ] = None,
+    check_types: Annotated[bool, typer.Option("--check-types", help="Check the types of a TypeScript program.")] = False,
     comparison: Annotated[
         str | None, typer.Option("--comparison", metavar="NAME", help="Comparison of the outputs: trimmed, exact or numeric. (default: trimmed)")
     ] = None,
@@ -58,6 +59,7 @@ def grade(
         "expected_output": None if expect is None else _read(expect, "--expect"),
         "comparison": comparison,
         "tolerance": tolerance,
+        "check_types": check_types or None,
         "memory": memory,
         "template": template,
     }

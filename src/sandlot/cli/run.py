@@ -71,7 +71,10 @@ def plan(file: str | None, code: str | None, args: Sequence[str], uploads: Seque
         reason = "is a directory" if path.is_dir() else "does not exist"
         raise typer.BadParameter(f"{file} {reason}.", param_hint="FILE")
     target = f"{WORKSPACE}/{path.name}"
-    interpreter = (language_of_file(path.name) or LANGUAGES[0]).interpreter
+    language = language_of_file(path.name) or LANGUAGES[0]
+    if language.compile:
+        raise typer.BadParameter(f"Programs in {language.title} must be compiled. Use `sandlot grade {file}`.", param_hint="FILE")
+    interpreter = language.interpreter
     flags = flags if interpreter == "python3" else ()
     return Job((interpreter, *flags, target, *args), (*copies, (path, target)))
 
@@ -93,9 +96,15 @@ def read_code(file: str | None, code: str | None) -> tuple[str | None, str]:
     if file is None or file == "-":
         return code, "python"
     try:
-        return Path(file).read_text(encoding="utf-8"), (language_of_file(Path(file).name) or LANGUAGES[0]).name
+        return Path(file).read_text(encoding="utf-8"), _context_language(file)
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"Cannot read {file}: {error}.", param_hint="FILE") from None
+
+
+def _context_language(file: str) -> str:
+    """Return the language of the cells for a file: Python if no context runs code of its language."""
+    language = language_of_file(Path(file).name)
+    return language.name if language is not None and language.context else "python"
 
 
 def run(  # noqa: PLR0913 - each is an option

@@ -4,6 +4,7 @@ A recipe begins with Debian packages or with the image of another recipe. It add
 and commands to run::
 
     description = "one line for people"
+    languages = ["python"]               # languages (model/languages.py) whose compilers and interpreters the recipe adds
     internal = false                     # true: the service alone uses the image, and there is no template of this name
     from = "base"                        # or the table [debian], never both
 
@@ -101,6 +102,7 @@ class Recipe:
         env: Environment variables of every process in the sandbox, in addition to those of the parent.
         files: Text of each file to create, by absolute path inside the image.
         run: Commands that run at the end of the build, in this order.
+        languages: Names of the languages whose compilers and interpreters the recipe adds.
         internal: True if the service alone uses the image, which is then no template.
     """
 
@@ -112,6 +114,7 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     run: tuple[Step, ...] = ()
+    languages: tuple[str, ...] = ()
     internal: bool = False
 
 
@@ -143,6 +146,7 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
         env=table.text_table("env"),
         files=table.text_table("files"),
         run=tuple(_step(step) for step in table.tables("run")),
+        languages=table.text_list("languages"),
         internal=table.flag("internal"),
     )
     table.done()
@@ -239,7 +243,7 @@ def image_key(line: Sequence[Recipe], architecture: str) -> str:
     parts = []
     for recipe in line:
         content = asdict(recipe)
-        for name in ("name", "description", "parent", "env", "internal"):
+        for name in ("name", "description", "parent", "env", "languages", "internal"):
             del content[name]
         parts.append(content)
     return hashlib.sha256(json.dumps([GENERATION, architecture, parts], sort_keys=True).encode()).hexdigest()

@@ -243,6 +243,14 @@ class ImageStore:
         """
         return recipes.environment(recipes.lineage(self._recipes, name))
 
+    def languages(self, name: str) -> frozenset[str]:
+        """Return the names of the languages whose compilers and interpreters a template has.
+
+        Raises:
+            NotFoundError: There is no such template.
+        """
+        return frozenset(language for recipe in recipes.lineage(self._recipes, name) for language in recipe.languages)
+
     def find(self, name: str) -> Image | None:
         """Return the image of a template, or None if the image has not been built.
 

@@ -6,7 +6,7 @@ import math
 import posixpath
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
@@ -16,7 +16,6 @@ from sandlot.model.languages import language_of
 from sandlot.model.sandboxes import AUTO
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
-    DEFAULT_TEMPLATE,
     KIB,
     MAX_CODE_BYTES,
     MIB,
@@ -33,6 +32,11 @@ MAX_TIMEOUT_S = 3600.0
 DEFAULT_OUTPUT_BYTES = 1 * MIB
 MAX_OUTPUT_BYTES = 8 * MIB
 MAX_FILES = 100
+MAX_CASES = 100
+CASE_OUTPUT_CHARS = 64 * KIB
+"""Characters of each stream that the result of a case has at most, if a program has several cases. The complete output is graded."""
+COMPILE_OUTPUT_BYTES = 64 * KIB
+"""Bytes of the output of a compiler that a result has at most."""
 DEFAULT_TOLERANCE = 1e-6
 KILLED_EXIT_CODE = 128 + signals.SIGKILL
 """Exit code of a killed program, as in a shell."""
@@ -54,6 +58,23 @@ class Comparison(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """Input with which a program is run, beside others.
+
+    Args:
+        stdin: Complete standard input.
+        expected_output: Expected standard output. None: the output is not graded.
+        comparison: Method of the comparison; None: that of the program.
+        tolerance: Tolerance of a numeric comparison; None: that of the program.
+    """
+
+    stdin: bytes = b""
+    expected_output: str | None = None
+    comparison: Comparison | None = None
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OneShotParams:
     """Program to run, and its limits.
 
@@ -61,6 +82,9 @@ class OneShotParams:
         language: Name or alias of a language.
         code: Code of the program, at most 4 MiB.
         stdin: Complete standard input.
+        cases: Inputs with which the program is run one after the other, instead of ``stdin`` and ``expected_output``, at most 100. The program is
+            compiled once. Each case has its own working directory, and the timeout and the output limit apply to each case.
+        check_types: True to check the types of a TypeScript program before it is compiled.
         timeout_s: Seconds until the program and all its processes are killed, at most 3600.
         files: Path -> content of each file to write before the program starts. Relative paths start in the working directory.
         env: Environment variables, in addition to those of the template.
@@ -71,6 +95,7 @@ class OneShotParams:
         output_bytes: Maximum number of bytes, up to 8 MiB, that the program may write to standard output. The same limit applies to standard
             error. A program that writes more is killed.
         limits: Limits of the sandbox.
+        template: Template of the sandbox. None: the default template, or the first built-in template that has the compiler of the language.
         isolation: ``auto`` or an isolation that the operator allows.
         origin: API of the request: ``native`` or the name of a compatibility API.
     """
@@ -86,13 +111,15 @@ class OneShotParams:
     tolerance: float = DEFAULT_TOLERANCE
     output_bytes: int = DEFAULT_OUTPUT_BYTES
     limits: Limits = field(default_factory=Limits)
-    template: str = DEFAULT_TEMPLATE
+    template: str | None = None
     isolation: str = AUTO
     metadata: Mapping[str, str] = field(default_factory=dict)
     origin: str = "native"
+    cases: tuple[Case, ...] = ()
+    check_types: bool = False
 
     def __post_init__(self) -> None:
-        language_of(self.language)
+        language = language_of(self.language)
         size = len(check_text("code", self.code))
         if size > MAX_CODE_BYTES:
             raise LimitError(
@@ -106,11 +133,35 @@ class OneShotParams:
         _check_range("timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
         _check_range("output_bytes", self.output_bytes, 1, MAX_OUTPUT_BYTES)
         _check_files(self.files, self.program)
+        if self.check_types and not language.check_types:
+            raise InvalidRequestError(
+                f"`check_types` has no meaning for {language.title}.", hint="Use it for TypeScript only.", fields={"field": "check_types"}
+            )
+        _check_cases(self)
+
+    @property
+    def filename(self) -> str:
+        """File name of the code."""
+        return language_of(self.language).filename_of(self.code)
 
     @property
     def program(self) -> str:
         """Path of the code inside the sandbox."""
-        return f"{WORKSPACE}/{language_of(self.language).filename}"
+        return f"{WORKSPACE}/{self.filename}"
+
+    def each_case(self) -> tuple[OneShotParams, ...]:
+        """Return the parameters of a run with each case; those of the program itself if it has no cases."""
+        return tuple(
+            replace(
+                self,
+                cases=(),
+                stdin=case.stdin,
+                expected_output=case.expected_output,
+                comparison=case.comparison or self.comparison,
+                tolerance=self.tolerance if case.tolerance is None else case.tolerance,
+            )
+            for case in self.cases
+        ) or (self,)
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -135,6 +186,24 @@ def _check_files(files: Mapping[str, bytes], program: str) -> None:
             )
 
 
+def _check_cases(params: OneShotParams) -> None:
+    if len(params.cases) > MAX_CASES:
+        raise InvalidRequestError(
+            f"`cases` has {len(params.cases)} cases; at most {MAX_CASES} are allowed.",
+            hint="Run the program several times, with a part of the cases each.",
+            fields={"field": "cases"},
+        )
+    if params.cases and (params.stdin or params.expected_output is not None):
+        raise InvalidRequestError(
+            "`cases` cannot be combined with `stdin` and `expected_output`.",
+            hint="Pass the input and the expected output in each case.",
+            fields={"field": "cases"},
+        )
+    for case in params.cases:
+        if case.tolerance is not None:
+            check_tolerance(case.tolerance)
+
+
 def _check_range(name: str, value: float, smallest: float, largest: float) -> None:
     if not smallest <= value <= largest:  # NaN is refused too, because no comparison with NaN is true
         raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {smallest:g} to {largest:g}.", fields={"field": name})
@@ -147,6 +216,8 @@ class Status(StrEnum):
     """The program exited with 0. Its output is the expected output, if one was given."""
     WRONG_ANSWER = "wrong_answer"
     """The program exited with 0, and its output is not the expected output."""
+    COMPILE_ERROR = "compile_error"
+    """The compiler refused the program, or an interpreted program failed and its code has a syntax error."""
     RUNTIME_ERROR = "runtime_error"
     """The program exited with another code than 0, or a signal ended the program."""
     TIMEOUT = "timeout"
@@ -174,6 +245,10 @@ class Result:
         detail: Explanation for people: the exceeded limit, or the cause of a failure. Empty if the status needs no explanation.
         execution: Id of the run in the execution log; None if the program did not start.
         fault: Fault class of the outcome; None if the status is ``completed``.
+        compile_output: Output of the compiler or of the syntax check, at most 64 KiB.
+        cases: Results of the cases, in their order, if the program has cases. The fields above are then those of the first case that is not
+            completed, or of the last case; ``duration_s`` and ``cpu_s`` are sums, and ``peak_bytes`` is the largest of all cases. Empty after a
+            compile error.
     """
 
     status: Status
@@ -188,6 +263,8 @@ class Result:
     detail: str = ""
     execution: ProcessId | None = None
     fault: Fault | None = None
+    compile_output: str = ""
+    cases: tuple[Result, ...] = ()
 
     @property
     def timed_out(self) -> bool:
@@ -197,7 +274,7 @@ class Result:
     @property
     def held_bytes(self) -> int:
         """Approximate memory that the result takes, in bytes."""
-        return len(self.stdout) + len(self.stderr) + KIB
+        return len(self.stdout) + len(self.stderr) + len(self.compile_output) + KIB + sum(case.held_bytes for case in self.cases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class TemplateDefaults:
         start_command: Command of the shell that runs in every sandbox from the beginning; empty for none.
         ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
         digest: Digest of the root file system of the build; empty for a built-in template.
+        languages: Names of the languages whose compilers and interpreters the template has; None if they are not known.
     """
 
     root_kind: RootKind = RootKind.TREE
@@ -107,6 +108,7 @@ class TemplateDefaults:
     start_command: str = ""
     ready_command: str = ""
     digest: str = ""
+    languages: frozenset[str] | None = None
 
     @property
     def start(self) -> TemplateStart | None:

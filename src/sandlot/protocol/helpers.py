@@ -25,6 +25,7 @@ overlay    do; collect: paths; copy:       pack: ``folder``, and the host respon
                                            ``missing``; a layer. collect: a layer. apply,
                                            copy: the host sends a layer
 volumes    gone, free, there               none                                             used
+reap       keep; None: only list           none                                             pids (of the processes that are left)
 =========  ==============================  ===============================================  =================================
 """
 
@@ -36,6 +37,7 @@ WATCH = "watch"
 CHANGES = "changes"
 OVERLAY = "overlay"
 VOLUMES = "volumes"
+REAP = "reap"
 READY = "ready"
 """Name of the helper with small versions of programs for ready commands. It has a command line and no messages."""
 

@@ -85,7 +85,7 @@ from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey, QuotaUsage
 from sandlot.sdk.models.network import Network, NetworkDestination, NetworkInfo, NetworkRefusal
 from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, PrintedUrl, ProcessInfo
-from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
+from sandlot.sdk.models.programs import BatchItem, Case, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, SandboxState, Usage
 from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
@@ -135,6 +135,7 @@ __all__ = [
     "BatchItem",
     "BuildLine",
     "CapacityInfo",
+    "Case",
     "ChangedFile",
     "Chart",
     "Client",

@@ -44,14 +44,15 @@ def _item(language: Any = None, code: Any = None, **options: Unpack[ProgramOptio
             f"Unknown options of a program: {', '.join(sorted(unknown))}.",
             hint=f"The options are language, code, {', '.join(ProgramOptions.__annotations__)}.",
         )
-    files, envs = options.get("files"), options.get("envs")
+    files, envs, cases = options.get("files"), options.get("envs"), options.get("cases")
     limits = limits_body(cpus=options.get("cpus"), memory=options.get("memory"), disk=options.get("disk"), pids=options.get("pids"))
-    unchanged = ("stdin", "timeout", "expected_output", "comparison", "tolerance", "output_bytes", "template", "isolation")
+    unchanged = ("stdin", "timeout", "expected_output", "comparison", "tolerance", "check_types", "output_bytes", "template", "isolation")
     return omit_none(
         language=language,
         code=code,
         files=None if files is None else {path: _content(content) for path, content in files.items()},
         env=None if envs is None else dict(envs),
+        cases=None if cases is None else [dict(case) for case in cases],
         limits=limits or None,
         **{name: options.get(name) for name in unchanged},
     )

@@ -481,7 +481,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
                 drivers=driver_set,
                 records=store.sandboxes,
             ),
-            programs=OneShotRunner(manager, processes, counter, grading),
+            programs=OneShotRunner(manager, processes, template_set, counter, grading),
             snapshots=snapshots,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=tokens,

@@ -60,9 +60,9 @@ class ImageTemplates:
         known = self._store.all_recipes if principal == INTERNAL else self._store.recipes
         return TemplateRef(LOCAL, name) if name in known else None
 
-    async def defaults(self, _ref: TemplateRef) -> TemplateDefaults:
-        """Return the defaults of all recipes."""
-        return TemplateDefaults()
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return the defaults of a recipe."""
+        return TemplateDefaults(languages=self._store.languages(ref.name))
 
     async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`list` shows the progress."""

@@ -2,7 +2,8 @@
 
 Invariants:
 - A session is a sandbox with the labels of a session and the label of its language. Its idle timeout is that of the session.
-- A status is one that clients know: completed, wrong_answer, runtime_error or timeout. Further details are a line in ``stderr``, which models read.
+- A status is one that clients know: completed, wrong_answer, compile_error, runtime_error or timeout. Further details are a line in ``stderr``,
+  which models read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _UNKNOWN_STATUSES: Mapping[Status, str] = MappingProxyType({Status.MEMORY_EXCEED
 _IDS: Mapping[str, str] = MappingProxyType({"python": "python3"})
 """Name of a language -> name of the vendor, if it is another one."""
 _VERSIONS: Mapping[str, str] = MappingProxyType({"python": "3.11", "javascript": "24", "bash": "5.2"})
-"""Name of a language -> version in the template ``code-interpreter``."""
+"""Name of a language of this API -> version in the template ``code-interpreter``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class VendorLanguage:
         return [name for name in self.language.names if name != self.id]
 
 
-LANGUAGES = tuple(VendorLanguage(_IDS.get(each.name, each.name), each) for each in languages.LANGUAGES)
+LANGUAGES = tuple(VendorLanguage(_IDS.get(each.name, each.name), each) for each in languages.LANGUAGES if each.name in _VERSIONS)
 _BY_NAME: Mapping[str, VendorLanguage] = MappingProxyType({name: each for each in LANGUAGES for name in each.language.names})
 
 
@@ -184,7 +185,7 @@ def execute_response(result: Result, language: VendorLanguage) -> ExecuteRespons
         language=language.id,
         stdout=result.stdout,
         stderr=append_line(result.stderr, result.detail),
-        compile_output="",
+        compile_output=result.compile_output,
         exit_code=result.exit_code if result.signal is None else 128 + result.signal,
         exit_signal=None if result.signal is None else signal_name(result.signal),
         execution_time_ms=wall_ms if result.cpu_s is None else milliseconds(result.cpu_s),

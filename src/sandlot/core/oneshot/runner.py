@@ -1,6 +1,10 @@
 """One-shot runs: run one program in a new sandbox, or a batch of programs in one new sandbox each, a few at a time.
 
 Invariants of a run:
+- A program is compiled once. A compile error comes from the compiler or the syntax check, never from the run. The syntax of an interpreted program
+  is checked only after the program has failed, so that a program that works does not wait for the check.
+- Cases run one after the other, each in its own folder. Before a case starts, all processes of the case before are killed. If a case ends the
+  sandbox, the next case runs in a new sandbox.
 - A run starts a process that executes a program file in the working directory; the program is not a cell. The sandbox contains nothing of an earlier
   run, and nothing of the run remains afterwards.
 - The sandbox has no network. The sandbox is ended when the program exits or exceeds a limit, or when the client disconnects.
@@ -18,38 +22,55 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import signal as signals
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Self
 
 import structlog
 
-from sandlot.core.execution.output import OutputCollector
+from sandlot.core.execution import helpers
+from sandlot.core.execution.output import OutputCollector, process_outcome
 from sandlot.core.execution.processes import ProcessService
 from sandlot.core.files import files
 from sandlot.core.manager import SandboxManager
-from sandlot.core.oneshot.verdict import Observation, grade
+from sandlot.core.oneshot.verdict import Observation, combine, compile_error, grade
 from sandlot.core.records.usage import MonthlyExecutionCounter
+from sandlot.core.resources.templates import Templates
 from sandlot.core.sandbox import GRACE_S, Sandbox
 from sandlot.model import utf8
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.buffer_budget import RETRY_AFTER_S
-from sandlot.model.errors import ErrorCode, InternalError, SandboxEndedError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, NotFoundError, SandboxEndedError, SandlotError, UnavailableError
 from sandlot.model.executions import Channel, ExecutionOptions, Output, OutputGap
-from sandlot.model.languages import language_of
+from sandlot.model.ids import new_process_id
+from sandlot.model.languages import Language, language_of
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.ports import Exit, ExitReason
-from sandlot.model.programs import DEFAULT_CONCURRENCY, BatchItem, Comparison, OneShotParams, Result, check_batch
+from sandlot.model.programs import (
+    CASE_OUTPUT_CHARS,
+    COMPILE_OUTPUT_BYTES,
+    DEFAULT_CONCURRENCY,
+    BatchItem,
+    Comparison,
+    OneShotParams,
+    Result,
+    Status,
+    check_batch,
+)
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
-from sandlot.model.specs import KIB, WORKSPACE, ProcessSpec, User
+from sandlot.model.specs import DEFAULT_TEMPLATE, KIB, WORKSPACE, ProcessSpec, User
 from sandlot.model.streams import Stream
+from sandlot.protocol.helpers import REAP
 
 ROOM_TIMEOUT_S = 5.0
 """Seconds that a run waits for room for its sandbox, for example until the sandbox of the previous run is removed."""
 BATCH_ROOM_TIMEOUT_S = 120.0
 """Seconds that an item of a batch waits for room for its sandbox. Other items of the batch may use the room."""
 
+COMPILE_TIMEOUT_S = 60.0
+"""Seconds after which a compiler or a syntax check is killed."""
 _SPARE_LIFETIME_S = 60.0
 """Seconds by which the lifetime of the sandbox exceeds the timeout of the program. The lifetime ends the sandbox if the service is killed before it
 removes the sandbox."""
@@ -74,8 +95,16 @@ class OneShotRunner:
             create a sandbox wait for the threads of the default executor.
     """
 
-    def __init__(self, manager: SandboxManager, processes: ProcessService, execution_counter: MonthlyExecutionCounter, grading: Executor) -> None:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        processes: ProcessService,
+        templates: Templates,
+        execution_counter: MonthlyExecutionCounter,
+        grading: Executor,
+    ) -> None:
         self._manager = manager
+        self._templates = templates
         self._processes = processes
         self._execution_counter = execution_counter
         self._grading = grading
@@ -91,21 +120,24 @@ class OneShotRunner:
         Raises:
             SandlotError: The program could not be run. If the program runs and fails, no error is raised.
         """
-        self._execution_counter.check(principal.owner)  # before the sandbox is created: a sandbox is expensive, and the quota may refuse the run
-        sandbox = await self._create_sandbox(principal, params, room_timeout_s)
-        try:
-            for path, content in {params.program: params.code.encode(), **params.files}.items():
-                await files.write(sandbox, posixpath.join(WORKSPACE, path), _single_chunk(content), user=User.USER)
-            observation = await self._run_program(sandbox, params)
-        finally:
-            sandbox.request_end(Exit(ExitReason.KILLED, "its one-shot run has ended"))
-        if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
-            raise observation.sandbox_error  # a request or the stop of the service killed the sandbox, so the program has no verdict
-        if params.expected_output is not None:
-            chars = len(observation.stdout) + len(params.expected_output)
-            if chars > _GRADED_INLINE_CHARS[params.comparison]:
-                return await asyncio.get_running_loop().run_in_executor(self._grading, grade, params, observation)
-        return grade(params, observation)
+        params = replace(params, template=await self._choose_template(principal, params))
+        todo = list(params.each_case())
+        results: list[Result] = []
+        while todo:
+            # Before the sandbox is created: a sandbox is expensive, and the quota may refuse the run.
+            self._execution_counter.check(principal.owner)
+            sandbox = await self._create_sandbox(principal, params, len(todo), room_timeout_s)
+            try:
+                refused = await self._run_cases(sandbox, params, todo, results)
+            except NotFoundError as error:
+                if error.code is not ErrorCode.PROGRAM_NOT_FOUND:
+                    raise
+                raise _language_missing(language_of(params.language), params.template or DEFAULT_TEMPLATE, ()) from None
+            finally:
+                sandbox.request_end(Exit(ExitReason.KILLED, "its one-shot run has ended"))
+            if refused is not None:
+                return refused
+        return combine(results) if params.cases else results[0]
 
     async def run_batch(
         self, principal: Principal, items: Sequence[OneShotParams | SandlotError], *, concurrency: int = DEFAULT_CONCURRENCY
@@ -137,9 +169,28 @@ class OneShotRunner:
                 "Internal error in Sandlot while the program ran.", hint="Report the lines of the service's log that contain one_shot.internal_error."
             )
 
-    async def _create_sandbox(self, principal: Principal, params: OneShotParams, room_timeout_s: float) -> Sandbox:
+    async def _choose_template(self, principal: Principal, params: OneShotParams) -> str:
+        """Return the template of a run: the one that the request names, or the first that has what the language needs.
+
+        Raises:
+            InvalidRequestError: The template that the request names cannot run programs of the language.
+        """
+        language = language_of(params.language)
+        if await self._has_language(principal, params.template or DEFAULT_TEMPLATE, language) is not False:
+            return params.template or DEFAULT_TEMPLATE
+        others = [info.name for info in await self._templates.list(principal) if await self._has_language(principal, info.name, language)]
+        if params.template is None and others:
+            return others[0]
+        raise _language_missing(language, params.template or DEFAULT_TEMPLATE, others)
+
+    async def _has_language(self, principal: Principal, template: str, language: Language) -> bool | None:
+        """Return whether a template has what a language needs; None if this is not known before a sandbox is created."""
+        languages = (await self._templates.defaults(await self._templates.find(principal, template))).languages
+        return None if languages is None else language.name in languages
+
+    async def _create_sandbox(self, principal: Principal, params: OneShotParams, cases: int, room_timeout_s: float) -> Sandbox:
         """Create the sandbox of a run. If there is no room, retry until ``room_timeout_s`` seconds have passed."""
-        create_params = _create_params(params, principal)
+        create_params = _create_params(params, cases, principal)
         loop = asyncio.get_running_loop()
         give_up_s, pause_s = loop.time() + room_timeout_s, _FIRST_PAUSE_S
         while True:
@@ -151,9 +202,84 @@ class OneShotRunner:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _run_program(self, sandbox: Sandbox, params: OneShotParams) -> Observation:
+    async def _run_cases(self, sandbox: Sandbox, params: OneShotParams, todo: list[OneShotParams], results: list[Result]) -> Result | None:
+        """Run cases in a sandbox until none is left or the sandbox ends. Move each case from ``todo`` to its result in ``results``.
+
+        Returns:
+            Result of the program if it has a compile error; otherwise None.
+        """
+        language, has_cases = language_of(params.language), bool(params.cases)
+        await self._write_files(sandbox, WORKSPACE, {params.program: params.code.encode(), **params.files})
+        for argv in (language.check_types if params.check_types else (), language.compile):
+            if argv and (refused := await self._check(sandbox, params, argv)) is not None:
+                return refused
+        keep = await _reap(sandbox, None) if has_cases else []
+        oom_kills = 0
+        while todo:
+            case = todo[0]
+            folder = f"{WORKSPACE}/.case-{len(results) + 1}" if has_cases else WORKSPACE
+            if has_cases:
+                await files.make_directory(sandbox, folder, user=User.USER)
+                await self._write_files(sandbox, folder, {name: data for name, data in params.files.items() if not name.startswith("/")})
+            observation = await self._run_program(sandbox, case, folder)
+            oom_kills, observation.oom_kills = observation.oom_kills, max(0, observation.oom_kills - oom_kills)
+            if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
+                raise observation.sandbox_error  # a request or the stop of the service killed the sandbox, so the program has no verdict
+            result = await self._grade(case, observation)
+            if not results and (refused := await self._check_failed(sandbox, case, result)) is not None:
+                return refused
+            del todo[0]
+            results.append(
+                replace(result, stdout=result.stdout[:CASE_OUTPUT_CHARS], stderr=result.stderr[:CASE_OUTPUT_CHARS]) if has_cases else result
+            )
+            if observation.sandbox_error is not None:
+                break
+            if todo:
+                left = await _reap(sandbox, keep)
+                if not set(left) <= set(keep):
+                    break  # some process cannot be killed: the next case gets a new sandbox
+        return None
+
+    async def _check_failed(self, sandbox: Sandbox, params: OneShotParams, result: Result) -> Result | None:
+        """Check the syntax of an interpreted program that has failed. Return the result of the program if it has a syntax error, otherwise None."""
+        argv = language_of(params.language).check
+        if argv and result.status is Status.RUNTIME_ERROR and result.signal is None:
+            with suppress(SandlotError):  # such as a folder in the place of the file
+                await self._write_files(sandbox, WORKSPACE, {params.program: params.code.encode()})  # the program may have changed its file
+                return await self._check(sandbox, params, argv)
+        return None
+
+    async def _grade(self, params: OneShotParams, observation: Observation) -> Result:
+        if params.expected_output is not None:
+            chars = len(observation.stdout) + len(params.expected_output)
+            if chars > _GRADED_INLINE_CHARS[params.comparison]:
+                return await asyncio.get_running_loop().run_in_executor(self._grading, grade, params, observation)
+        return grade(params, observation)
+
+    async def _write_files(self, sandbox: Sandbox, folder: str, contents: Mapping[str, bytes]) -> None:
+        for path, content in contents.items():
+            await files.write(sandbox, posixpath.join(folder, path), _single_chunk(content), user=User.USER)
+
+    async def _check(self, sandbox: Sandbox, params: OneShotParams, argv: tuple[str, ...]) -> Result | None:
+        """Run a compiler or a syntax check. Return the result of the program if it is refused, otherwise None."""
+        argv = language_of(params.language).command(argv, params.filename)
+        spec = ProcessSpec(argv=argv, cwd=WORKSPACE, timeout_s=COMPILE_TIMEOUT_S)
+        captured = bytearray()
+        try:
+            async with sandbox.connection(COMPILE_TIMEOUT_S + GRACE_S) as link:
+                call = await link.processes.start(spec, id=new_process_id())
+                async for event in call:
+                    if isinstance(event, Output) and len(captured) < COMPILE_OUTPUT_BYTES:
+                        captured += event.data[: COMPILE_OUTPUT_BYTES - len(captured)]
+                outcome = process_outcome(call.id, await call.result())
+        except SandboxEndedError as error:
+            raise await sandbox.explain(error) from None
+        return None if outcome.exit_code == 0 else compile_error(params, outcome, captured.decode("utf-8", "replace"))
+
+    async def _run_program(self, sandbox: Sandbox, params: OneShotParams, folder: str) -> Observation:
         language = language_of(params.language)
-        spec = ProcessSpec(argv=(language.interpreter, params.program), env=params.env, cwd=WORKSPACE, stdin=True, timeout_s=params.timeout_s)
+        argv = language.command(language.run, params.filename)
+        spec = ProcessSpec(argv=argv, env=params.env, cwd=folder, stdin=True, timeout_s=params.timeout_s)
         options = ExecutionOptions(origin=params.origin, language=language.name, code=params.code)
         loop = asyncio.get_running_loop()
         process = await self._processes.start(sandbox, spec, stdin=params.stdin, options=options)
@@ -237,11 +363,30 @@ class _Batch:
             await self._done.put(BatchItem(index, await self._runner.run_item(self._principal, item)))
 
 
-def _create_params(params: OneShotParams, principal: Principal) -> CreateSandboxParams:
+async def _reap(sandbox: Sandbox, keep: Sequence[int] | None) -> Sequence[int]:
+    """Kill all processes of a sandbox except ``keep``; None kills none. Return the pids of the processes that are left."""
+    helper = await helpers.start(sandbox, REAP, {"keep": None if keep is None else list(keep)}, user=User.ROOT)
+    try:
+        pids = (await helper.result()).get("pids")
+    finally:
+        helper.close()
+    return [pid for pid in pids if isinstance(pid, int)] if isinstance(pids, list) else []
+
+
+def _language_missing(language: Language, template: str, others: Sequence[str]) -> InvalidRequestError:
+    names = " or ".join(f"`{name}`" for name in others) or "a template with the compiler or interpreter"
+    return InvalidRequestError(
+        f"The template {template!r} cannot run programs in {language.title}.",
+        hint=f"Use {names}, or no template.",
+        fields={"field": "template", "language": language.name, "templates": list(others)},
+    )
+
+
+def _create_params(params: OneShotParams, cases: int, principal: Principal) -> CreateSandboxParams:
     longest_s = principal.quota.lifetime_s
-    lifetime_s = params.timeout_s + _SPARE_LIFETIME_S
+    lifetime_s = params.timeout_s * cases + COMPILE_TIMEOUT_S + _SPARE_LIFETIME_S
     return CreateSandboxParams(
-        template=params.template,
+        template=params.template or DEFAULT_TEMPLATE,
         metadata=params.metadata,
         limits=LimitsChange.to(params.limits),
         timeout_s=lifetime_s if longest_s is None else max(1.0, params.timeout_s, min(lifetime_s, longest_s)),

@@ -14,8 +14,8 @@ from __future__ import annotations
 import decimal
 import re
 import signal as signals
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from types import MappingProxyType
 
@@ -32,6 +32,7 @@ PROGRAM_FAULTS: Mapping[Status, Fault | None] = MappingProxyType(
     {
         Status.COMPLETED: None,
         Status.WRONG_ANSWER: Fault.CODE,
+        Status.COMPILE_ERROR: Fault.CODE,
         Status.RUNTIME_ERROR: Fault.CODE,
         Status.TIMEOUT: Fault.CODE,
         Status.MEMORY_EXCEEDED: Fault.LIMIT,
@@ -95,6 +96,51 @@ def grade(params: OneShotParams, observation: Observation) -> Result:
         peak_bytes=None if outcome is None else outcome.peak_bytes,
         detail=detail,
         execution=observation.execution,
+    )
+
+
+def compile_error(params: OneShotParams, outcome: ProcessOutcome, output: str) -> Result:
+    """Return the result of a program that its compiler or the syntax check has refused.
+
+    Args:
+        params: The program.
+        outcome: End of the compiler.
+        output: Output of the compiler, which is the standard error of the result as well.
+    """
+    killed = {
+        "timeout": f"The compiler was killed after {outcome.duration_s:.0f} s.",
+        "oom": f"The compiler was killed at the memory limit of {params.limits.memory_bytes} bytes.",
+    }
+    return Result(
+        status=Status.COMPILE_ERROR,
+        fault=PROGRAM_FAULTS[Status.COMPILE_ERROR],
+        language=language_of(params.language).name,
+        stdout="",
+        stderr=output,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        duration_s=outcome.duration_s,
+        cpu_s=outcome.cpu_s,
+        peak_bytes=outcome.peak_bytes,
+        detail=killed.get(outcome.reason, ""),
+        compile_output=output,
+    )
+
+
+def combine(results: Sequence[Result]) -> Result:
+    """Return the result of a program with cases.
+
+    Args:
+        results: Results of the cases, at least one.
+    """
+    decisive = next((each for each in results if each.status is not Status.COMPLETED), results[-1])
+    cpu = [each.cpu_s for each in results if each.cpu_s is not None]
+    return replace(
+        decisive,
+        duration_s=sum(each.duration_s for each in results),
+        cpu_s=sum(cpu) if cpu else None,
+        peak_bytes=max((each.peak_bytes for each in results if each.peak_bytes is not None), default=None),
+        cases=tuple(results),
     )
 
 

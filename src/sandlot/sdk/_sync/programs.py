@@ -32,12 +32,13 @@ class Programs:
         """Run a program. A program that fails is a result, not an error.
 
         Args:
-            language: ``python``, ``bash`` or ``javascript``.
+            language: ``python``, ``javascript``, ``typescript``, ``bash``, ``java``, ``cpp``, ``c``, ``go``, ``rust``, ``ruby``, ``php``, ``r`` or
+                ``perl``.
             code: Text of the program, at most 4 MiB.
             options: Input, limits and expected output: :class:`ProgramOptions`.
 
         Raises:
-            InvalidRequestError: The language does not exist, or an option is out of bounds.
+            InvalidRequestError: The language does not exist, the template does not have its compiler, or an option is out of bounds.
         """
         # A batch, because its response has keep-alives: a proxy closes a connection that is silent while a long program runs.
         items = self.run_batch([{**options, "language": language, "code": code}])

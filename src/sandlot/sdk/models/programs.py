@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Required, Self, TypedDict
 
 from sandlot.model.errors import ExecutionFailedError, InternalError, SandlotError
 from sandlot.model.faults import Fault
 from sandlot.sdk.models.values import short_repr
+
+
+class Case(TypedDict, total=False):
+    """Input with which a program is run, beside others.
+
+    - ``stdin``: the whole standard input.
+    - ``expected_output``: expected standard output.
+    - ``comparison``, ``tolerance``: as in :class:`ProgramOptions`, whose values are the default.
+    """
+
+    stdin: str
+    expected_output: str
+    comparison: Literal["trimmed", "exact", "numeric"]
+    tolerance: float
 
 
 class ProgramOptions(TypedDict, total=False):
@@ -22,8 +36,12 @@ class ProgramOptions(TypedDict, total=False):
     - ``comparison``: ``trimmed`` (default) ignores white space at the end of lines and empty lines at the end; ``exact`` compares all characters;
       ``numeric`` compares word by word, and two numbers are equal if they differ at most by ``tolerance`` (default 1e-6), absolutely or relative to
       the expected number.
+    - ``cases``: inputs with which the program is run one after the other, at most 100, instead of ``stdin`` and ``expected_output``. The program is
+      compiled once. Each case has its own working directory; ``timeout`` and ``output_bytes`` apply to each case.
+    - ``check_types``: whether the types of a TypeScript program are checked; a type error is a ``compile_error``.
     - ``output_bytes``: bytes of each stream after which the program is killed; 1 MiB by default, at most 8 MiB.
-    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: as in ``Sandbox.create``.
+    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: as in ``Sandbox.create``. The default template is one that has the
+      compiler of the language.
     """
 
     stdin: str
@@ -33,6 +51,8 @@ class ProgramOptions(TypedDict, total=False):
     expected_output: str
     comparison: Literal["trimmed", "exact", "numeric"]
     tolerance: float
+    cases: Sequence[Case]
+    check_types: bool
     output_bytes: int
     cpus: float
     memory: int | str
@@ -51,10 +71,10 @@ class Program(ProgramOptions):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ProgramResult:
-    """Result of a program.
+    """Result of a program, or of one of its cases.
 
     Args:
-        status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``, ``memory_exceeded`` or ``output_limit``.
+        status: ``completed``, ``wrong_answer``, ``compile_error``, ``runtime_error``, ``timeout``, ``memory_exceeded`` or ``output_limit``.
         stdout: Standard output up to its limit.
         stderr: Standard error up to its limit.
         exit_code: Exit code as in a shell: of the program, 128 + the signal that ended it, or 124 at the timeout.
@@ -62,10 +82,13 @@ class ProgramResult:
         fault: Fault class if the program failed: ``code``, ``request``, ``limit``, ``capacity``, ``platform`` or ``lost``; otherwise None.
         language: Language of the program.
         duration_s: Duration in seconds.
-        cpu_s: CPU time in seconds; None if it is not known.
+        cpu_s: CPU time in seconds, in steps of 10 ms with gVisor; None if it is not known.
         peak_bytes: Largest resident memory of one of its processes; None if it is not known.
         detail: Details for people, for example the limit that was exceeded.
         id: Id in the execution log.
+        compile_output: Output of the compiler or of the syntax check after a ``compile_error``.
+        cases: Results of the cases, in their order; empty after a ``compile_error``. The other fields are then those of the first case that is not
+            completed, or of the last case; durations are sums.
     """
 
     status: str
@@ -80,6 +103,8 @@ class ProgramResult:
     peak_bytes: int | None = None
     detail: str = ""
     id: str | None = None
+    compile_output: str = ""
+    cases: tuple[ProgramResult, ...] = ()
 
     __repr__ = short_repr("status", "exit_code", "stdout", "stderr")
 

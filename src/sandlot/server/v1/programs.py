@@ -14,16 +14,19 @@ from pydantic import Field, ValidationError
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.faults import Fault
+from sandlot.model.languages import LANGUAGES
 from sandlot.model.output_capture import COPIES
 from sandlot.model.programs import (
     DEFAULT_CONCURRENCY,
     DEFAULT_OUTPUT_BYTES,
     DEFAULT_TOLERANCE,
+    MAX_CASES,
     MAX_CONCURRENCY,
     MAX_ITEMS,
     MAX_OUTPUT_BYTES,
     MAX_TIMEOUT_S,
     BatchItem,
+    Case,
     Comparison,
     OneShotParams,
     Result,
@@ -40,6 +43,8 @@ from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json_response
 from sandlot.web.request_id import get_request_id
 
+LANGUAGE_NAMES = ", ".join(f"`{each.name}`" for each in LANGUAGES)
+
 router = APIRouter(prefix="/v1/programs", tags=["programs"], route_class=JsonRoute)
 
 
@@ -50,12 +55,30 @@ class EncodedBytes(RequestModel):
     encoding: Literal["base64"] = Field(description="Encoding of `content`.")
 
 
+class CaseRequest(RequestModel):
+    """Input with which a program is run, beside others."""
+
+    stdin: Text = Field(default="", description="Complete standard input.", examples=["21"])
+    expected_output: Text | None = Field(
+        default=None, description="Expected standard output. Without it, the output is not compared.", examples=["42"]
+    )
+    comparison: Literal["trimmed", "exact", "numeric"] | None = Field(default=None, description="Comparison; default: that of the program.")
+    tolerance: float | None = Field(default=None, description="Tolerance of `numeric`; default: that of the program.")
+
+
 class RunProgramRequest(RequestModel):
     """Program to run in a new sandbox."""
 
-    language: Text = Field(description="`python`, `bash` or `javascript`, or an alias of one of these.", examples=["python"])
+    language: Text = Field(description=f"{LANGUAGE_NAMES}, or an alias of one of these.", examples=["python"])
     code: Text = Field(description="Code of at most 4 MiB.", examples=["print(int(input()) * 2)"])
     stdin: Text = Field(default="", description="Complete standard input.", examples=["21"])
+    cases: list[CaseRequest] = Field(
+        default_factory=list,
+        description=f"Inputs with which the program is run one after the other, up to {MAX_CASES}, instead of `stdin` and `expected_output`. The "
+        "program is compiled once. Each case has its own working directory below /workspace, its own timeout and its own output limit.",
+        max_length=MAX_CASES,
+    )
+    check_types: bool = Field(default=False, description="Check the types of a TypeScript program; a type error is a `compile_error`.")
     timeout: float = Field(default=DEFAULT_COMMAND_TIMEOUT_S, description=f"Seconds until the program is killed, up to {MAX_TIMEOUT_S:g}.")
     files: dict[Text, Text | EncodedBytes] = Field(
         default_factory=dict, description="Path -> text, or bytes in base64. Relative paths are below /workspace, the working directory."
@@ -76,7 +99,10 @@ class RunProgramRequest(RequestModel):
         default=DEFAULT_OUTPUT_BYTES, description=f"Bytes of one stream after which the program is killed, up to {MAX_OUTPUT_BYTES}."
     )
     limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox.")
-    template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandbox.")
+    template: Text | None = Field(
+        default=None,
+        description=f"Template of the sandbox. Default: `{DEFAULT_TEMPLATE}`, or the first template that has the compiler of the language.",
+    )
     isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
 
     def params(self) -> OneShotParams:
@@ -95,6 +121,11 @@ class RunProgramRequest(RequestModel):
             limits=self.limits.merged(Limits()),
             template=self.template,
             isolation=self.isolation,
+            cases=tuple(
+                Case(case.stdin.encode(), case.expected_output, None if case.comparison is None else Comparison(case.comparison), case.tolerance)
+                for case in self.cases
+            ),
+            check_types=self.check_types,
         )
 
 
@@ -105,10 +136,10 @@ class RunProgramBatchRequest(RequestModel):
     concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"Number of programs that run at the same time, up to {MAX_CONCURRENCY}.")
 
 
-class ProgramResultResponse(ResponseModel):
-    """Result of a program."""
+class ProgramOutcomeResponse(ResponseModel):
+    """Result of a run of a program."""
 
-    status: str = Field(description="`completed`, `wrong_answer`, `runtime_error`, `timeout`, `memory_exceeded` or `output_limit`.")
+    status: str = Field(description="`completed`, `wrong_answer`, `compile_error`, `runtime_error`, `timeout`, `memory_exceeded` or `output_limit`.")
     fault: Fault | None = Field(description="Cause of a failure; null if the status is `completed`.")
     language: str
     stdout: str
@@ -117,29 +148,23 @@ class ProgramResultResponse(ResponseModel):
     signal: int | None = Field(description="Signal that ended the program.")
     timed_out: bool = Field(description="True if the timeout of the program ended it.")
     duration_s: float
-    cpu_s: float | None = Field(description="CPU time; null if unknown.")
+    cpu_s: float | None = Field(description="CPU time, in steps of 10 ms with gVisor; null if unknown.")
     peak_bytes: int | None = Field(description="Largest resident memory of one of its processes; null if unknown.")
     detail: str = Field(description="Details for people, such as the exceeded limit.")
     execution: str | None = Field(description="Id of the execution in the execution log.")
 
+
+class ProgramResultResponse(ProgramOutcomeResponse):
+    """Result of a program. With cases, the fields are those of the first case that is not completed, or of the last; durations are sums."""
+
+    compile_output: str = Field(description="Output of the compiler or of the syntax check after a `compile_error`.")
+    cases: list[ProgramOutcomeResponse] = Field(description="Results of the cases, in their order; empty after a `compile_error`.")
+
     @classmethod
     def of(cls, result: Result) -> ProgramResultResponse:
         """Return the response for the result of a program."""
-        return cls(
-            status=result.status,
-            fault=result.fault,
-            language=result.language,
-            stdout=result.stdout,
-            stderr=result.stderr,
-            exit_code=result.exit_code,
-            signal=result.signal,
-            timed_out=result.timed_out,
-            duration_s=result.duration_s,
-            cpu_s=result.cpu_s,
-            peak_bytes=result.peak_bytes,
-            detail=result.detail,
-            execution=result.execution,
-        )
+        cases = [ProgramOutcomeResponse(**_outcome(case)) for case in result.cases]
+        return cls(**_outcome(result), compile_output=result.compile_output, cases=cases)
 
 
 class ProgramBatchItemResponse(ResponseModel):
@@ -212,6 +237,10 @@ async def _collect(buffers: BufferBudget, runs: Stream[BatchItem], request_id: s
         return json_response(ProgramBatchResponse(items=[outcomes[index] for index in sorted(outcomes)]))
     finally:
         buffers.give(held)
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in ProgramOutcomeResponse.model_fields}
 
 
 def _buffers_full() -> UnavailableError:

@@ -35,7 +35,7 @@ def test_every_status_is_known_to_callers(status: Status) -> None:
 
 
 def test_missing_measurements_have_defaults() -> None:
-    response = translate.execute_response(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.LANGUAGES[2])
+    response = translate.execute_response(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.language("bash"))
     assert (response.execution_time_ms, response.memory_used_kb, response.exit_signal, response.id, response.stderr) == (1500, 0, None, "", "")
 
 

@@ -94,7 +94,7 @@ async def test_sandbox_is_marked_as_one_run_and_ends_by_itself(at: Bench) -> Non
     await until(lambda: any(sandbox.is_announced for sandbox in at.sandboxes.list(OPERATOR)))
     (sandbox,) = at.sandboxes.list(OPERATOR)
     assert dict(sandbox.metadata) == {"whose": "mine", **SINGLE_USE_METADATA}
-    assert (sandbox.spec.timeout_s, sandbox.spec.network.mode) == (120, "none")
+    assert (sandbox.spec.timeout_s, sandbox.spec.network.mode) == (180, "none")
     task.cancel()
     await asyncio.wait({task})
 

@@ -37,6 +37,8 @@ FIELDS = {
     "peak_bytes",
     "detail",
     "execution",
+    "compile_output",
+    "cases",
 }
 
 
