@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_dockerfile_becomes_a_template(service: LocalService, tmp_path: Path) ->
     again = templates.build("web", context=tmp_path, on_line=lambda line: lines.append(line.text))
     assert again.status == "ready"
     assert any(line.startswith("CACHED RUN echo built") for line in lines)
+    lost = templates.start_build("web", context=tmp_path, ready_command="false")
+    assert any("Serving HTTP" in line.text for line in templates.follow_log(lost.id)), "the start command runs"
+    service.end(signal.SIGKILL)
+    service.start()
+    assert (templates.get_build(lost.id).status, templates.get_build(lost.id).step) == ("failed", "finalize")
+    assert service.client.sandboxes.list() == []
+    with service.create(template="web") as sandbox:
+        assert sandbox.commands.run("curl -s localhost:8000/page.html").stdout == "<p>page</p>\n"
     service.client.snapshots.delete("of-web")
     templates.delete("web")
     assert "web" not in [each.name for each in templates.list()]

@@ -186,9 +186,9 @@ class Executor:
         """Run the start command once, and save the sandbox in which it runs."""
         settings, lines = build.settings, OutputLines(self._log)
         if settings.start_command:
-            self._log.add(f"Running the start command: {settings.start_command}")
+            self._log.add(f"Start command: {settings.start_command}")
         if settings.ready_command:
-            self._log.add(f"Waiting for the ready command: {settings.ready_command}")
+            self._log.add(f"Ready command: {settings.ready_command}")
         try:
             snapshot_bytes = await self._bases.save_snapshot(self._principal, build, lines.feed)
         except SandlotError as error:
@@ -197,6 +197,8 @@ class Executor:
             message = f"{error.message}{f' The last lines of its output:{chr(10)}{tail}' if tail else ''}"
             raise type(error)(message, code=error.code, hint=error.hint, fields=error.fields, fault=error.fault) from error
         lines.finish()
+        if settings.start_command and not snapshot_bytes:
+            self._log.warn("The host has saved no snapshot, so sandboxes run the start command themselves.")
         return replace(build, snapshot_bytes=snapshot_bytes)
 
     async def _close(self) -> None:

@@ -187,8 +187,8 @@ async def test_start_command_runs_at_the_end_of_the_build(bench: Bench, server: 
     assert (saved.root, saved.settings) == (done.root, TemplateSettings({"A": "b"}, "user", "/", "serve", "curl localhost"))
     lines = await bench.node.template_builds.lines(ALICE, build.id)
     assert [line.text for line in lines.items][-3:] == [
-        "Running the start command: serve",
-        "Waiting for the ready command: curl localhost",
+        "Start command: serve",
+        "Ready command: curl localhost",
         "listening",
     ]
     await until(lambda: bench.bases.needed == {build.id})

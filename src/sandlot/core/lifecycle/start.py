@@ -246,6 +246,8 @@ class TemplateSnapshotStart:
             if error.code is ErrorCode.NODE_DISK_FULL:
                 raise  # the snapshot is good, and a boot would need the same disk
             _log.warning("sandbox.not_restored", sandbox=sandbox.id, error=str(error))
+            if error.code is ErrorCode.BUSY:  # the snapshot is good, and a boot needs no headroom
+                raise StartStrategyError(str(error), release_wait_s=STEP_TIMEOUT_S) from error
             if self.build is None:
                 pools.discard_snapshot(snapshot, str(error))
             else:

@@ -13,7 +13,8 @@ from sandlot.core.pools.build_snapshots import PAUSE_S
 from sandlot.core.pools.models import content_of
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
-from sandlot.model.errors import ConflictError, LimitError
+from sandlot.model.errors import ConflictError, ErrorCode, LimitError, UnavailableError
+from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, ProcessSpec, TemplateRef, User
@@ -150,6 +151,26 @@ async def test_snapshot_of_another_runtime_build_costs_a_boot(build: Build) -> N
     build.node.driver.version = "memory-2"
     _, has_started = await build.create()
     assert has_started
+
+
+async def test_restore_without_room_keeps_the_snapshot(build: Build) -> None:
+    await build.save()
+    build.node.driver.faults.raises["restore"] = [UnavailableError("There is no room.", code=ErrorCode.BUSY)]
+    _, has_started = await build.create()
+    assert has_started
+    assert len(build.snapshots) == 1
+
+
+async def test_warm_sandbox_of_a_pool_runs_the_start_command_already(build: Build) -> None:
+    pool = await build.node.pools.create(OPERATOR, "base", "gvisor", build.defaults.limits, PoolSizes(warm=1, max=1))
+    for _ in range(3):  # the first check of the pools, the snapshot, and the pause after it
+        build.node.clock.advance(2.0)
+        await build.node.pools.run_until_idle()
+    (warm,) = pool.pool.ready
+    sandbox, has_started = await build.create()
+    assert (sandbox.id, has_started) == (warm.id, False)
+    await build.node.pools.delete(OPERATOR, pool.pool.id)
+    await build.node.pools.run_until_idle()
 
 
 async def test_same_build_is_saved_once(build: Build) -> None:
