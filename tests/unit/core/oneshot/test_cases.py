@@ -47,14 +47,15 @@ async def test_each_case_has_a_folder_with_the_files_of_the_program(at: Bench) -
 
 
 LEAVES_A_PROCESS = """
-import glob, subprocess
+import glob, os, subprocess
 found = 0
 for path in glob.glob('/proc/[0-9]*/cmdline'):
     try:
         found += open(path, 'rb').read().split(b'\\0')[:2] == [b'sleep', b'987']
     except OSError:
         pass
-print(found)
+print(found, os.path.exists('/tmp/seen'))
+open('/tmp/seen', 'w').close()
 quiet = subprocess.DEVNULL
 subprocess.Popen(['sleep', '987'], env={}, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
 """
@@ -62,7 +63,10 @@ subprocess.Popen(['sleep', '987'], env={}, start_new_session=True, stdin=quiet, 
 
 async def test_processes_of_a_case_are_dead_before_the_next_case(at: Bench) -> None:
     done = await run(at, LEAVES_A_PROCESS, cases=(Case(),) * 3)
-    assert [(str(case.status), case.stdout) for case in done.cases] == [("completed", "0\n")] * 3
+    assert [(str(case.status), case.stdout) for case in done.cases] == [
+        ("completed", f"0 {seen}\n")  # in the same sandbox
+        for seen in (False, True, True)
+    ]
 
 
 async def test_failed_case_does_not_change_the_next(at: Bench) -> None:
