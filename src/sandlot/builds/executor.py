@@ -44,8 +44,8 @@ from sandlot.builds.step_cache import StepCache, base_key, step_key
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.host.blocking import outlast_cancellation, run_blocking
-from sandlot.model.access import Principal
-from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.access import INTERNAL, Principal
+from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import Output, ProcessEnded, ProcessOutcome
 from sandlot.model.images import ImageConfig, Layer
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -313,7 +313,7 @@ class Executor:
             except SandlotError as error:
                 raise _failed(step, error) from error
             if self._clock.monotonic_s() - began_s >= self._limits.cached_step_s:
-                await self._cache.save(self._principal, sandbox, planned.key)
+                await self._cache.save(self._principal, sandbox, self._build.owner, planned.key)
         run.sandbox = sandbox
 
     async def _start(self, run: _StageRun) -> tuple[str, int]:
@@ -323,11 +323,11 @@ class Executor:
                 key = run.steps[number - 1].key
                 if number < len(run.steps) and key == run.steps[number].key:
                     continue  # the step changes no file
-                snapshot = await self._cache.find(self._principal, key)
+                snapshot = await self._cache.find(self._build.owner, key)
                 if snapshot is not None:
-                    with suppress(ConflictError, NotFoundError):  # it cannot be restored here, or was just removed
+                    with suppress(ConflictError, NotFoundError, HostError):  # it cannot be restored here, or was just removed
                         return await self._create(snapshot=snapshot.id), number
-                    await self._cache.forget(self._principal, snapshot)
+                    await self._cache.forget(snapshot)
         if run.below is not None:
             below = self._stages[run.below]
             await self._run(below)
@@ -351,7 +351,7 @@ class Executor:
             cwd="/" if "template" in source else None,
             **source,  # type: ignore[arg-type]
         )
-        info = await self._node.sandboxes.create(self._principal, params, single_use=True)
+        info = await self._node.sandboxes.create(self._principal, params, single_use=True, snapshot_owner=INTERNAL)
         self._sandboxes.add(info.id)
         return info.id
 

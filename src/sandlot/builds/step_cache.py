@@ -2,7 +2,8 @@
 
 Invariants:
 - A key contains everything on which a step depends: the step before, type and arguments, user, environment and folder, and the contents of files.
-- The cache of an owner is never used for another one: the owner is a part of each key, and snapshots belong to their owner.
+- The cache of an owner is never used for another one: the owner is a part of each key and of the name of each snapshot.
+- Snapshots belong to the service itself: owners do not see them, and no quota counts them. The size of the cache of each owner is limited.
 - A snapshot that cannot be made or used costs time, and never fails a build.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
@@ -24,18 +26,18 @@ from sandlot.builds.limits import BuildLimits
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.host.blocking import run_blocking
-from sandlot.model.access import Principal
+from sandlot.model.access import INTERNAL, OwnerId, Principal
 from sandlot.model.errors import NotFoundError, SandlotError
 from sandlot.model.images import Layer
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.repositories import Position
 from sandlot.model.specs import SnapshotKind
 
-PREFIX: Final = "sandlot-build-"
-"""First characters of the names of the snapshots of the cache."""
+PREFIX: Final = "build-"
+"""First characters of the names of the snapshots of the cache. The node, the owner and the key follow."""
 GENERATION: Final = 1
 """Part of every key. Raise this number when a change makes other files from the same steps."""
-_KEY_CHARS: Final = 40
+_KEY_CHARS: Final = 32
 _PAGE: Final = 100
 
 _log = structlog.get_logger("sandlot.builds")
@@ -75,52 +77,68 @@ class StepCache:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    async def find(self, principal: Principal, key: str) -> SnapshotRecord | None:
-        """Return the snapshot after a step, or None."""
+    async def find(self, owner: OwnerId, key: str) -> SnapshotRecord | None:
+        """Return the snapshot after a step of an owner, or None."""
         if not self._limits.cache_bytes:
             return None
         try:
-            found = await self._node.snapshots.get(principal, _name(key))
+            found = await self._node.snapshots.get(INTERNAL, self._name(owner, key))
         except NotFoundError:
             return None
-        return None if found.problem or found.owner != principal.owner else found
+        return None if found.problem else found
 
-    async def save(self, principal: Principal, sandbox: str, key: str) -> None:
-        """Save a sandbox after a step, and make room for it."""
-        if not self._limits.cache_bytes or await self.find(principal, key) is not None:
+    async def save(self, principal: Principal, sandbox: str, owner: OwnerId, key: str) -> None:
+        """Save a sandbox after a step, and make room for it.
+
+        Args:
+            principal: Principal that sees the sandbox.
+            sandbox: Sandbox of the build.
+            owner: Owner of the build.
+            key: Key of the step.
+        """
+        if not self._limits.cache_bytes or await self.find(owner, key) is not None:
             return
         try:
-            await self._node.snapshots.create(principal, sandbox, name=_name(key), kind=SnapshotKind.MEMORY)
-            await self._evict(principal)
+            await self._node.snapshots.create(principal, sandbox, name=self._name(owner, key), kind=SnapshotKind.MEMORY, internal=True)
         except SandlotError as error:
             _log.info("build.step_not_cached", sandbox=sandbox, error=str(error))
+        await self.evict()
 
-    async def forget(self, principal: Principal, snapshot: SnapshotRecord) -> None:
+    async def forget(self, snapshot: SnapshotRecord) -> None:
         """Remove a snapshot that cannot be used."""
         try:
-            await self._node.snapshots.delete(principal, snapshot.id)
+            await self._node.snapshots.delete(INTERNAL, snapshot.id)
         except NotFoundError:
             return
 
-    async def _evict(self, principal: Principal) -> None:
-        """Remove the oldest snapshots of an owner above the size of the cache, and those that are too old."""
-        async with self._lock:
-            found = await self._list(principal)
-            total, oldest = sum(each.size_bytes for each in found), self._clock.now() - timedelta(seconds=self._limits.cache_s)
-            for each in found:
-                if total > self._limits.cache_bytes or each.created_at < oldest:
-                    total -= each.size_bytes
-                    await self.forget(principal, each)
+    async def evict(self) -> None:
+        """Remove the snapshots of this node that are too old, and the oldest ones of each owner above the size of the cache."""
+        try:
+            async with self._lock:
+                used: Counter[str] = Counter()
+                oldest = self._clock.now() - timedelta(seconds=self._limits.cache_s)
+                for each in reversed(await self._list()):
+                    owner = (each.name or "").rpartition("-")[0]
+                    used[owner] += each.size_bytes
+                    if used[owner] > self._limits.cache_bytes or each.created_at < oldest:
+                        await self.forget(each)
+        except SandlotError as error:
+            _log.warning("build.steps_not_removed", error=str(error))
 
-    async def _list(self, principal: Principal) -> list[SnapshotRecord]:
+    async def _list(self) -> list[SnapshotRecord]:
+        """Return the snapshots of all owners on this node, the oldest first."""
         found: list[SnapshotRecord] = []
         after: Position | None = None
         while True:
-            page = await self._node.snapshots.list(principal, after=after, limit=_PAGE)
-            found += [each for each in page.items if each.owner == principal.owner and (each.name or "").startswith(PREFIX)]
+            page = await self._node.snapshots.list(INTERNAL, after=after, limit=_PAGE)
+            found += [each for each in page.items if (each.name or "").startswith(f"{PREFIX}{self._node.id}-")]
             if not page.more:
                 return found
             after = Position(page.items[-1].created_at, page.items[-1].id)
+
+    def _name(self, owner: OwnerId, key: str) -> str:
+        """Return the name of a snapshot. It contains the node, because nodes can share a store."""
+        return f"{PREFIX}{self._node.id}-{owner}-{key[:_KEY_CHARS]}"
 
     # Results ---------------------------------------------------------------------------------------------------------
 
@@ -164,7 +182,3 @@ def _read_result(path: Path) -> Layer | None:
         return Layer(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _name(key: str) -> str:
-    return PREFIX + key[:_KEY_CHARS]

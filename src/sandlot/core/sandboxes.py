@@ -6,6 +6,7 @@ Only core itself, such as the managers of the lifecycle, forks, mounts and snaps
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Coroutine, Mapping
 
 from sandlot.core.access.idempotency import IdempotencyKey, check_key, request_digest
@@ -74,7 +75,13 @@ class SandboxService:
         self._tasks = TaskSet("sandbox.internal_error")
 
     async def create(
-        self, principal: Principal, params: CreateSandboxParams, *, idempotency_key: str | None = None, single_use: bool = False
+        self,
+        principal: Principal,
+        params: CreateSandboxParams,
+        *,
+        idempotency_key: str | None = None,
+        single_use: bool = False,
+        snapshot_owner: Principal | None = None,
     ) -> SandboxInfo:
         """Create a sandbox from a template or a snapshot, and wait until it runs. If the call is cancelled, the sandbox is ended.
 
@@ -83,6 +90,7 @@ class SandboxService:
             params: Parameters of the sandbox.
             idempotency_key: A repeated call with this key returns the sandbox of the first call, even if the sandbox has ended.
             single_use: True for a sandbox that serves a single request. The sandbox is ended when the service stops.
+            snapshot_owner: Principal that sees the snapshot. None: the caller.
 
         Raises:
             NotFoundError: The template, the snapshot, a volume or a file does not exist.
@@ -91,7 +99,7 @@ class SandboxService:
                 cannot be restored on this node or with these limits; code ``snapshot_unusable``.
             UnavailableError: There is no room for the sandbox now; code ``busy``.
         """
-        create = self._manager.create if params.snapshot is None else self._create_from_snapshot
+        create = self._manager.create if params.snapshot is None else functools.partial(self._create_from_snapshot, snapshot_owner or principal)
         return (await create(principal, params, key=idempotency_key, single_use=single_use)).info()
 
     async def get_or_create(
@@ -301,9 +309,11 @@ class SandboxService:
         """
         return (await self._mounts.detach(principal, sandbox, volume_or_path)).info()
 
-    async def _create_from_snapshot(self, principal: Principal, params: CreateSandboxParams, *, key: str | None, single_use: bool) -> Sandbox:
+    async def _create_from_snapshot(
+        self, snapshot_owner: Principal, principal: Principal, params: CreateSandboxParams, *, key: str | None, single_use: bool
+    ) -> Sandbox:
         try:
-            snapshot = await self._snapshots.get(principal, params.snapshot or "")
+            snapshot = await self._snapshots.get(snapshot_owner, params.snapshot or "")
         except NotFoundError:
             request = None if key is None else IdempotencyKey(key, request_digest(params))
             earlier = None if request is None else await self._records.get_by_idempotency_key(principal.owner, request.key)

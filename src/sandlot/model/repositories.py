@@ -161,7 +161,7 @@ class SnapshotRepository(Protocol):
         """Return a page of ready snapshots, ordered by ``created_at`` and id, the oldest first.
 
         Args:
-            owner: Owner of the snapshots; None: all owners.
+            owner: Owner of the snapshots; None: all owners except the service itself (``INTERNAL``).
             after: Position of the last snapshot of the previous page; None: the first page.
             limit: Largest number of returned snapshots.
         """

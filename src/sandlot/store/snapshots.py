@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, Row, Select, delete, func, select, true, update
 from sqlalchemy.exc import IntegrityError
 
-from sandlot.model.access import OwnerId
+from sandlot.model.access import INTERNAL, OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SnapshotId
 from sandlot.model.records import NewEvent, SnapshotRecord
@@ -65,11 +65,13 @@ class SqlSnapshotRepository:
         """Return a page of ready snapshots in the order of ``created_at`` and id, the oldest first.
 
         Args:
-            owner: Owner of the snapshots. None: all owners.
+            owner: Owner of the snapshots. None: all owners except the service itself.
             after: Position of the last record of the previous page. None: the first page.
             limit: Maximum number of records.
         """
         query = filter_by(select(snapshots).where(snapshots.c.ready.is_(true())), snapshots, owner=owner)
+        if owner is None:
+            query = query.where(snapshots.c.owner != INTERNAL.owner)
         if after is not None:
             query = query.where(is_after(snapshots, after))
         return await self._all(query.order_by(snapshots.c.created_at, snapshots.c.id).limit(limit))

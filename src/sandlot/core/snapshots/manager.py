@@ -5,10 +5,10 @@ Invariants:
   adds the event ``snapshot.created``. The snapshot exists after this commit. If the service is killed before the commit,
   :meth:`SnapshotManager.open` removes the record and the files.
 - A snapshot does not depend on its sandbox, which may change or end.
-- A memory snapshot is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
+- A memory snapshot of an owner is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
 - A deletion removes the record at once. The folder is removed as soon as no sandbox is starting from the snapshot.
-- A snapshot belongs to the owner of its sandbox. The quota of the caller limits the creation of snapshots, and the quota of the owner limits the
-  files that are packed later.
+- A snapshot belongs to the owner of its sandbox, or to the service itself (``INTERNAL``), which lists it to nobody. The quota of the caller limits
+  the creation of snapshots of owners, and the quota of the owner limits the files that are packed later.
 - The creation of a snapshot continues if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
 
@@ -41,7 +41,7 @@ from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.records import SnapshotRecords
 from sandlot.core.snapshots.sources import SnapshotSources
 from sandlot.core.snapshots.verify import SnapshotVerifier
-from sandlot.model.access import OwnerId, Principal
+from sandlot.model.access import INTERNAL, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.ids import SNAPSHOT_ID, NodeId, SnapshotId, new_snapshot_id
 from sandlot.model.records import SnapshotRecord
@@ -115,7 +115,7 @@ class SnapshotManager:
         for record in await self._table.list_by_node(self._node):
             if record.ready:
                 kept.append(record.id)
-                if not record.layer and restore.uses_memory(record):
+                if _is_verified(record.owner) and not record.layer and restore.uses_memory(record):
                     self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
@@ -141,6 +141,7 @@ class SnapshotManager:
         name: str | None = None,
         kind: SnapshotKind = SnapshotKind.MEMORY,
         idempotency_key: str | None = None,
+        internal: bool = False,
     ) -> SnapshotRecord:
         """Create a snapshot of a sandbox. The sandbox is frozen while its memory is written, and then continues.
 
@@ -150,6 +151,8 @@ class SnapshotManager:
             name: Name that is unique among the owner's snapshots. None: the snapshot has no name.
             kind: ``memory`` saves memory and files, ``files`` only the files.
             idempotency_key: A repeated request with this key returns the first request's snapshot.
+            internal: True for a snapshot that belongs to the service (``INTERNAL``). No quota limits it, and it is neither listed nor reported as an
+                event. The caller must not have an idempotency key.
 
         Raises:
             InvalidRequestError: The name or the key is invalid.
@@ -164,7 +167,8 @@ class SnapshotManager:
         sandbox = await self._registry.load(sandbox_id, principal)
         digest = request_digest("snapshot", sandbox.id, name, kind)
         request = None if idempotency_key is None else IdempotencyKey(idempotency_key, digest)
-        return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, principal, name, kind, request)))
+        owner = INTERNAL if internal else replace(principal, owner=sandbox.owner)
+        return await asyncio.shield(self._tasks.create_task(self._create_once(sandbox, owner, name, kind, request)))
 
     async def stream_changes(self, principal: Principal, sandbox_id: str) -> Stream[bytes]:
         """Return the files of a sandbox that differ from its template, in the format of ``core/files/overlay.py``. The sandbox keeps running.
@@ -198,7 +202,7 @@ class SnapshotManager:
         """Return a page of the snapshots that a caller may see, oldest first.
 
         Args:
-            principal: Caller; operators see the snapshots of all owners.
+            principal: Caller; operators see the snapshots of all owners except those of the service itself.
             after: Position of the last snapshot of the previous page; None starts with the oldest.
             limit: Maximum number of snapshots to return.
         """
@@ -219,26 +223,26 @@ class SnapshotManager:
         _log.info("snapshot.deleted", snapshot=record.id)
 
     async def _create_once(
-        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
+        self, sandbox: Sandbox, owner: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
     ) -> SnapshotRecord:
         if request is None:
-            return await self._create(sandbox, principal, name, kind, None)
+            return await self._create(sandbox, owner, name, kind, None)
         async with self._key_locks.hold(sandbox.owner, request.key):
             earlier = await self._table.get_by_idempotency_key(sandbox.owner, request.key)
             if earlier is None:
-                return await self._create(sandbox, principal, name, kind, request)
+                return await self._create(sandbox, owner, name, kind, request)
             request.check(earlier.request_digest)
             return earlier  # complete, because the first request held the lock until the snapshot was complete or removed
 
     async def _create(
-        self, sandbox: Sandbox, principal: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
+        self, sandbox: Sandbox, owner: Principal, name: str | None, kind: SnapshotKind, request: IdempotencyKey | None
     ) -> SnapshotRecord:
         if sandbox.ended.is_set():
             raise sandbox.ended_error()
         intent = SnapshotRecord(
             id=new_snapshot_id(self._node),
             node=self._node,
-            owner=sandbox.owner,
+            owner=owner.owner,
             name=name,
             kind=kind,
             spec=_current_spec(sandbox),
@@ -250,22 +254,22 @@ class SnapshotManager:
             self._records.admission_lock
             # Otherwise two concurrent requests could both pass the quota check before either snapshot is recorded.
         ):
-            quotas.check_stored(principal.quota, "snapshot", *await self._table.totals(sandbox.owner))
-            await self._check_name_is_free(sandbox.owner, name)
+            quotas.check_stored(owner.quota, "snapshot", *await self._table.totals(owner.owner))
+            await self._check_name_is_free(owner.owner, name)
             await self._table.save(intent)
         try:
             async with writer.reserve_disk(self._reservations, sandbox, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
             done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
             async with self._records.admission_lock:
-                await self._records.check_quota(principal.quota, sandbox.owner, size_bytes)
+                await self._records.check_quota(owner.quota, owner.owner, size_bytes)
                 await self._table.update(done, self._records.event("snapshot.created", done, size_bytes=size_bytes))
         except BaseException:
             await self._discard(intent)
             raise
         self._events.notify(done.owner)
         _log.info("snapshot.created", snapshot=done.id, sandbox=sandbox.id, kind=str(kind), size_bytes=size_bytes)
-        if kind is SnapshotKind.MEMORY:
+        if kind is SnapshotKind.MEMORY and _is_verified(done.owner):
             self.verifier.submit(done.id)
         return done
 
@@ -293,6 +297,11 @@ class SnapshotManager:
         except SandlotError as error:
             _log.warning("snapshot.record_not_removed", snapshot=record.id, error=str(error))
         await self._images.remove(record.id)
+
+
+def _is_verified(owner: OwnerId) -> bool:
+    """Return whether memory snapshots of an owner are verified. The service makes its own snapshots again if they cannot be restored."""
+    return owner != INTERNAL.owner
 
 
 def _current_spec(sandbox: Sandbox) -> SandboxSpec:

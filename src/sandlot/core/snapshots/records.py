@@ -11,7 +11,7 @@ from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.ports import Clock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.snapshots.leases import FolderLeases
-from sandlot.model.access import OwnerId, Quota
+from sandlot.model.access import INTERNAL, OwnerId, Quota
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import NewEvent, SnapshotRecord
 from sandlot.model.repositories import SnapshotRepository
@@ -69,7 +69,9 @@ class SnapshotRecords:
         if await self.table.update(record, self.event("snapshot.unusable", record, reason=record.problem)):
             self._events.notify(record.owner)
 
-    def event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent:  # noqa: ANN401 - JSON
-        """Return an event about a snapshot, with more fields for its data."""
+    def event(self, type_: str, record: SnapshotRecord, **data: Any) -> NewEvent | None:  # noqa: ANN401 - JSON
+        """Return an event about a snapshot, with more fields for its data. Return None for a snapshot of the service itself."""
+        if record.owner == INTERNAL.owner:
+            return None
         fields = {"snapshot": record.id, "name": record.name, "kind": str(record.kind), **data}
         return NewEvent(type_, self._clock.now(), record.owner, record.spec.id, fields)

@@ -23,7 +23,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar
 
-from sandlot.model.access import OwnerId
+from sandlot.model.access import INTERNAL, OwnerId
 from sandlot.model.agents import AgentEventRecord, AgentRecord, AgentSessionRecord, NewAgentEvent, SessionChange, SessionStatus
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, NotFoundError
 from sandlot.model.ids import AgentId, AgentSessionId, FileId, NodeId, SandboxId, SnapshotId, TemplateId, VolumeId, WebhookId
@@ -347,10 +347,10 @@ class MemorySnapshotRepository:
         return await self._session.read("snapshots.get_by_idempotency_key", lambda database: _of_request(database.snapshots, owner, key))
 
     async def page(self, *, owner: OwnerId | None, after: Position | None, limit: int) -> Sequence[SnapshotRecord]:
-        """Return at most ``limit`` ready snapshots after the position ``after``, oldest first. If ``owner`` is None, return those of all owners."""
+        """Return at most ``limit`` ready snapshots after the position ``after``, oldest first. If ``owner`` is None, return those of all users."""
 
         def matches(row: SnapshotRecord) -> bool:
-            return row.ready and owner in {None, row.owner} and _is_after(row, after)
+            return row.ready and (row.owner != INTERNAL.owner if owner is None else row.owner == owner) and _is_after(row, after)
 
         return await self._session.read("snapshots.page", lambda database: _sorted(filter(matches, database.snapshots.values()))[:limit])
 

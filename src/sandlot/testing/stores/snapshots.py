@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandlot.model.access import LOCAL
+from sandlot.model.access import INTERNAL, LOCAL
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, SnapshotId, new_node_id, new_sandbox_id
 from sandlot.model.network import NetworkEntry, NetworkMode, NetworkPolicy
@@ -109,7 +109,8 @@ class SnapshotsSuite:
 
     async def test_ready_snapshots_are_paged(self, store: Store) -> None:
         records = [snapshot(at // 2, owner=BOB if at % 3 else ALICE) for at in range(9)]  # two records for each time
-        for record in [*records, snapshot(3, ready=False)]:
+        internal = snapshot(3, owner=INTERNAL.owner)
+        for record in [*records, snapshot(3, ready=False), internal]:
             await store.snapshots.save(record)
         whole = sorted(records, key=lambda record: (record.created_at, record.id))
         paged: list[SnapshotRecord] = []
@@ -118,6 +119,7 @@ class SnapshotsSuite:
             paged += page
         assert paged == whole
         assert list(await store.snapshots.page(owner=BOB, after=None, limit=99)) == [record for record in whole if record.owner == BOB]
+        assert list(await store.snapshots.page(owner=INTERNAL.owner, after=None, limit=99)) == [internal]
 
     async def test_snapshots_are_totalled_by_owner_and_found_by_node(self, store: Store) -> None:
         node = new_node_id()
