@@ -357,7 +357,14 @@ _TEMPLATE_PROPERTIES = (
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),
     ("Network", "a loopback and a card `eth0` (192.0.2.2) that leads nowhere; pip, uv, npm and apt use the [package cache](packages.md)"),
 )
-_SIZES = {"base": "405 MiB", "code-interpreter": "877 MiB, of which it shares 405 MiB with `base`"}
+_SIZES = {
+    "base": "405 MiB",
+    "agent": "1.4 GiB",
+    "claude": "789 MiB, of which it shares 405 MiB with `base`",
+    "code-interpreter": "2.0 GiB",
+    "codex": "829 MiB, of which it shares 405 MiB with `base`",
+    "code-interpreter-slim": "873 MiB, of which it shares 405 MiB with `base`",
+}
 _OWN_TEMPLATES = """\
 `sandlot image build --recipes DIRECTORY NAME` builds an image from your own recipe, a TOML file like those in `src/sandlot/images/recipes`, for
 example to try it. Users of a service [build templates](../how-to/build-templates.md) from Dockerfiles, or install packages in a sandbox and take a
@@ -368,12 +375,16 @@ def templates() -> str:
     """Return the page of the built-in templates."""
     parts = []
     for name, recipe in sorted(builtin().items()):
-        wanted = re.findall(r"^[\w.-]+", (RECIPES / f"{name}.in").read_text(encoding="utf-8"), re.MULTILINE)
+        source = RECIPES / f"{name}.in"
+        wanted = re.findall(r"^[\w.-]+", source.read_text(encoding="utf-8"), re.MULTILINE) if source.exists() else []
         versions = dict(re.findall(r"^([\w.-]+)==(\S+)", recipe.lock, re.MULTILINE))
         rows = [("Description", recipe.description), ("Starts from", recipe.parent or "Debian"), ("Size", _SIZES[name])]
         if recipe.debian is not None:
             rows.append(("Debian packages", ", ".join(f"`{package}`" for package in recipe.debian.packages)))
-        rows.append(("Python packages", ", ".join(f"`{package}` {versions[package]}" for package in wanted)))
+        if wanted:
+            rows.append(("Python packages", ", ".join(f"`{package}` {versions[package]}" for package in wanted)))
+        if recipe.npm is not None:
+            rows.append(("npm packages", ", ".join(f"`{package}` {version}" for package, version in recipe.npm.packages.items())))
         others = [f"`{package}` {version}" for package, version in versions.items() if package not in wanted]
         if others:
             rows.append(("Their dependencies", ", ".join(others)))

@@ -43,6 +43,8 @@ gc.disable()  # while tests are collected
 os.environ.setdefault("SANDLOT_POOLS", "none")
 # Many services of tests share one disk. With the default, each disk of a sandbox takes all its space of it (tests/security/test_full_disk.py).
 os.environ.setdefault("SANDLOT_DISK_RATIO", "4")
+# The large image takes minutes to build, and these tests need NumPy, pandas and Matplotlib only (tests/soak/test_templates.py has the others).
+os.environ.setdefault("SANDLOT_TEMPLATE_ALIASES", "code-interpreter=code-interpreter-slim")
 os.environ["SANDLOT_CONFIG"] = os.devnull  # not the settings of this machine
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, lambda *_: None), (signal.SIGHUP, lambda *_: None)):

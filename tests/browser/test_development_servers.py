@@ -72,7 +72,7 @@ SERVERS = {
 
 @pytest.fixture
 def sandbox(service: LocalService) -> Iterator[Sandbox]:
-    with service.create("code-interpreter", cpus=2, memory="2GiB", disk="4GiB", timeout=1200) as made:
+    with service.create("code-interpreter-slim", cpus=2, memory="2GiB", disk="4GiB", timeout=1200) as made:
         yield made
 
 

@@ -16,7 +16,8 @@ from tests.meta.tree import PACKAGE, ROOT, name
 RUN, DEV = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
 ENVIRONMENTS = sorted((ROOT / "tests" / "environments").glob("*.in"))
 CLIENTS = sorted((ROOT / "tests" / "environments" / "clients").glob("*.in"))
-LOCKS = [RUN, DEV, *(file.with_suffix(".lock") for file in (*ENVIRONMENTS, *CLIENTS)), *sorted((PACKAGE / "images" / "recipes").glob("*.lock"))]
+RECIPES = [file for file in sorted((PACKAGE / "images" / "recipes").glob("*.lock")) if not file.name.endswith(".npm.lock")]
+LOCKS = [RUN, DEV, *(file.with_suffix(".lock") for file in (*ENVIRONMENTS, *CLIENTS)), *RECIPES]
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>[^\\]+?))?(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})+)")
 
 

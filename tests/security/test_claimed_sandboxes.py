@@ -18,7 +18,7 @@ from sandlot import Sandbox
 from sandlot.sdk import ProcessInfo
 from tests.support.localservice import LocalService
 
-TEMPLATE = "code-interpreter"
+TEMPLATE = "code-interpreter-slim"
 FILL_S = 240.0
 
 LOOK = r"""
@@ -135,7 +135,7 @@ def test_claimed_sandbox_has_its_own_environment(looks: tuple[dict[str, Any], di
     assert own <= {"OWN", "HOSTNAME", "SANDLOT_SANDBOX_ID"}
     assert claimed["environment"]["OWN"] == "second"
     for word in ("SECRET_OF_THE_FIRST", "first", "template", "tried"):
-        assert word not in claimed["environments"].replace("code-interpreter", "")
+        assert word not in claimed["environments"].replace("code-interpreter-slim", "")
     assert rig.claimed[1].commands.run("echo $OWN; hostname").stdout == f"second\n{rig.claimed[1].id}\n"
 
 

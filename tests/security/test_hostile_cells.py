@@ -24,7 +24,7 @@ DIED = {"died", "oom", "killed"}
 
 @pytest.fixture(scope="module", params=CONTAINERS_FIRST)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
-    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter") as sandbox:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter-slim") as sandbox:
         yield sandbox
 
 

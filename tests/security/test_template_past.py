@@ -22,7 +22,7 @@ from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
 from tests.support.lives import House, Inside, house, wake
 
-TEMPLATE = "code-interpreter"
+TEMPLATE = "code-interpreter-slim"
 
 FILES = r"""
 import base64, json, os, zlib

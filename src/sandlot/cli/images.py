@@ -19,6 +19,7 @@ from sandlot.cli.options import JsonOutput, complete_templates
 from sandlot.cli.output import as_json, note, size, table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
     from sandlot.images.store import ImageStore
@@ -44,7 +45,8 @@ def build(
     from sandlot.images.store import BUILDER
     from sandlot.server.settings import Settings
 
-    store, progress = _store(cache, recipes, Settings.load().disk_reserve_bytes), _TimedProgress()
+    settings = Settings.load()
+    store, progress = _store(cache, recipes, settings.template_aliases, settings.disk_reserve_bytes), _TimedProgress()
     for name in names:
         typer.echo(store.root(name, progress).tree)
         if name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
@@ -93,14 +95,15 @@ def prune(*, cache: Cache = None, recipes: Recipes = None) -> None:
     typer.echo(_store(cache, recipes).prune())
 
 
-def _store(cache: Path | None, recipes: Path | None, reserve_bytes: int | None = None) -> ImageStore:
+def _store(cache: Path | None, recipes: Path | None, aliases: Iterable[tuple[str, str]] = (), reserve_bytes: int | None = None) -> ImageStore:
     from sandlot.images import recipe
     from sandlot.images.store import ImageStore, cache_from
 
     # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
     own = recipe.load_folder(recipes) if recipes else {}
-    return ImageStore(cache or cache_from(os.environ), {**recipe.shipped(), **own}, reserve_bytes=reserve_bytes)
+    known = recipe.with_aliases({**recipe.shipped(), **own}, dict(aliases))
+    return ImageStore(cache or cache_from(os.environ), known, reserve_bytes=reserve_bytes)
 
 
 class _TimedProgress:

@@ -18,7 +18,7 @@ from sandlot.host.locked_folder import remove_tree
 from sandlot.images import interpreter, plan, rootfs_layout, tree
 from sandlot.images.command import CommandRunner, output_of, require_programs
 from sandlot.images.progress import OutputParser, ProgressReporter
-from sandlot.images.recipe import Debian, Recipe
+from sandlot.images.recipe import Debian, Npm, Recipe
 from sandlot.link import payload
 from sandlot.model.errors import HostError
 
@@ -31,6 +31,9 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _LOCK_INSIDE = f"{plan.WHEELS}/requirements.lock"
 _LIBRARIES = "/usr/local/lib"
+_NPM_MODULES = "/usr/local/lib/node_modules"
+_NPM_CONFIGS = ("/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc")
+"""Configuration of npm for all users of a machine, by the prefix of its Node.js."""
 
 
 def architecture() -> str:
@@ -77,6 +80,8 @@ def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: Comma
     for step in recipe.run:
         report.step(f"running {step.argv[0]}")
         runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user))
+    if recipe.npm is not None:  # after the steps, one of which may put Node.js in its place
+        _install_npm(recipe.npm, root, scratch, runner, report)
     rootfs_layout.remove_build_traces(root)
     rootfs_layout.chown_usr_local(root)
     if parent is not None:
@@ -234,6 +239,33 @@ def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner,
         env=plan.inside_env(),
         on_line=lambda line: _report_detail(report, parser, line),
     )
+
+
+def _install_npm(npm: Npm, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter) -> None:
+    """Install packages of npm for all programs: download them outside the tree, then run the allowed scripts inside the tree without network."""
+    loader, libraries = interpreter.loader_of(root)
+    node = plan.own_program_argv(root, loader, libraries, Path("usr/local/bin/node"))
+    modules = root / _NPM_MODULES.strip("/")
+    folder = scratch / "npm"
+    folder.mkdir(mode=0o700)
+    lock = json.loads(npm.lock)
+    (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": lock["packages"][""]["dependencies"]}), encoding="utf-8")
+    (folder / "package-lock.json").write_text(npm.lock, encoding="utf-8")
+    machine = [Path(path) for path in _NPM_CONFIGS if Path(path).is_file()]
+    report.step(f"downloading {len(npm.packages)} npm packages and what they need")
+    runner.run(
+        "downloading the npm packages",
+        plan.npm_download_argv(node, modules / "npm/bin/npm-cli.js", folder, machine[-1] if machine else None),
+        env=plan.npm_download_env(os.environ),
+    )
+    for entry in sorted((folder / "node_modules").iterdir()):
+        if not entry.name.startswith("."):
+            entry.rename(modules / entry.name)
+    remove_tree(folder)
+    report.step("installing the npm packages")
+    for names, scripts in ((npm.scripts, True), (tuple(name for name in npm.packages if name not in npm.scripts), False)):
+        if names:
+            runner.run("installing the npm packages", plan.inside_argv(root, plan.npm_link_argv(names, scripts=scripts)), env=plan.inside_env())
 
 
 def _apt_sources(suite: str) -> list[apt_sources.Source]:

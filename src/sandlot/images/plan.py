@@ -171,6 +171,39 @@ def download_env(machine: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def npm_download_argv(node: tuple[str, ...], npm: Path, folder: Path, global_config: Path | None) -> tuple[str, ...]:
+    """Return the command that downloads the packages of a lock into ``folder/node_modules``, without running their install scripts.
+
+    Args:
+        node: Command of the image's Node.js (:func:`own_program_argv`).
+        npm: Program of the image's npm.
+        folder: Folder with ``package.json`` and ``package-lock.json``.
+        global_config: The machine's npmrc, which takes the place of the image's. None: the machine has none.
+    """
+    return (
+        *("setpriv", "--pdeathsig", "KILL"),
+        *node,
+        *(str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--no-bin-links"),
+        *(f"--prefix={folder}", f"--cache={folder}/.cache", f"--globalconfig={global_config or '/dev/null'}"),
+    )
+
+
+def npm_download_env(machine: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the command that downloads packages of npm. Variables that name the machine's proxies and registry are passed on."""
+    ours = {name: value for name, value in machine.items() if name.lower().startswith("npm_config_")}
+    return {
+        **ours,
+        **_select(machine, (*_MACHINE_ENV, "NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE", "HOME")),
+        "PATH": _PATH,
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def npm_link_argv(names: Iterable[str], *, scripts: bool) -> tuple[str, ...]:
+    """Return the command that makes the programs of installed packages available inside the tree, and runs their install scripts if ``scripts``."""
+    return ("npm", "rebuild", "--global", "--dangerously-allow-all-scripts" if scripts else "--ignore-scripts", *names)
+
+
 def inside_argv(root: Path, argv: Iterable[str], user: User = User.ROOT) -> tuple[str, ...]:
     """Return the command that runs ``argv`` inside the tree ``root``: with chroot, its own /proc and no network."""
     drop = (f"--setgid={USER_ID}", f"--setuid={USER_ID}") if user == User.USER else ()

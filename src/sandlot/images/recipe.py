@@ -1,15 +1,16 @@
 """Recipes: TOML files that describe the content of an image.
 
-A recipe begins with Debian packages or with the image of another recipe. It adds Python packages from a lock file, files, environment variables
-and commands to run::
+A recipe begins with Debian packages or with the image of another recipe. It adds Python and npm packages from lock files, files, environment
+variables and commands to run. A recipe with both ``from`` and ``[debian]`` adds Debian packages to another recipe, or takes them from another suite:
+its image is built from the parts of both recipes (:func:`combine`), not from the other image::
 
     description = "one line for people"
     languages = ["python"]               # languages (model/languages.py) whose compilers and interpreters the recipe adds
     internal = false                     # true: the service alone uses the image, and there is no template of this name
-    from = "base"                        # or the table [debian], never both
+    from = "base"                        # another recipe; a recipe without it needs [debian]
 
     [debian]
-    suite = "bookworm"
+    suite = "bookworm"                   # with `from`, suite and variant are those of the other recipe by default
     variant = "apt"                      # mmdebstrap(1), VARIANTS
     packages = ["python3"]
     exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude), except those in `include`
@@ -18,10 +19,14 @@ and commands to run::
     [python]
     lock = "name.lock"                   # a file in the folder of the recipe: pip's requirements format, with hashes on every line
 
+    [npm]
+    lock = "name.npm.lock"               # npm's package-lock.json, with a hash of every package and without addresses
+    scripts = []                         # names of the packages whose install scripts run, inside the image and without network
+
     [env]                                # environment variables of every process in the sandbox
     [files]                              # absolute path = text; the mode is 0644, or 0755 if the text begins with "#!"
 
-    [[run]]                              # a command that runs inside the image, without network, after all other parts are built; repeatable
+    [[run]]                              # a command that runs inside the image, without network, after all parts but [npm] are built; repeatable
     user = "root"                        # or "user"
     argv = ["python3", "-c", "import this"]
 
@@ -37,8 +42,8 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,8 +67,8 @@ class Debian:
     """Debian packages of an image: the table ``[debian]`` of a recipe.
 
     Args:
-        suite: Debian suite, such as ``bookworm``.
-        variant: Set of packages to begin with (mmdebstrap(1), VARIANTS).
+        suite: Debian suite, such as ``bookworm``. Empty: that of the parent.
+        variant: Set of packages to begin with (mmdebstrap(1), VARIANTS). Empty: that of the parent.
         packages: Names of the packages to install in addition.
         exclude: Path patterns of files that are not installed (dpkg(1), --path-exclude).
         include: Path patterns of files that are installed although ``exclude`` matches them.
@@ -74,6 +79,25 @@ class Debian:
     packages: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Npm:
+    """Packages of npm that an image has for all programs: the table ``[npm]`` of a recipe.
+
+    Args:
+        lock: Text of the lock file, npm's ``package-lock.json``.
+        scripts: Names of the packages whose install scripts run.
+    """
+
+    lock: str
+    scripts: tuple[str, ...] = ()
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """Versions of the packages that the recipe asks for, by name. Their dependencies are left out."""
+        packages = json.loads(self.lock)["packages"]
+        return {name: packages[f"node_modules/{name}"]["version"] for name in packages[""]["dependencies"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +115,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One recipe. Exactly one of ``debian`` and ``parent`` is set.
+    """One recipe. At least one of ``debian`` and ``parent`` is set.
 
     Args:
         name: Name of the recipe and of its template.
         description: Description of the image in one line, for people.
-        debian: Debian packages that the image begins with. None if the recipe has a parent.
-        parent: Name of the recipe whose image this image begins with (``from``). None if the recipe begins with Debian packages.
+        debian: Debian packages that the image begins with. None: the image begins with the image of the parent.
+        parent: Name of the recipe that this recipe adds to (``from``), or None.
         lock: Text of the lock file with the Python packages to install. Empty for none.
+        npm: Packages of npm to install, or None.
         env: Environment variables of every process in the sandbox, in addition to those of the parent.
         files: Text of each file to create, by absolute path inside the image.
         run: Commands that run at the end of the build, in this order.
@@ -111,6 +136,7 @@ class Recipe:
     debian: Debian | None = None
     parent: str | None = None
     lock: str = ""
+    npm: Npm | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     run: tuple[Step, ...] = ()
@@ -136,13 +162,15 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequestError(f"The recipe {name} is not valid TOML: {error}.") from None
     debian = table.table("debian")
-    python = table.table("python")
+    python, npm = table.table("python"), table.table("npm")
+    parent = table.text("from") or None
     recipe = Recipe(
         name=name,
         description=table.text("description"),
-        debian=_debian(debian) if debian is not None else None,
-        parent=table.text("from") or None,
+        debian=_debian(debian, has_parent=parent is not None) if debian is not None else None,
+        parent=parent,
         lock=_lock(python, locks) if python is not None else "",
+        npm=_npm(npm, locks) if npm is not None else None,
         env=table.text_table("env"),
         files=table.text_table("files"),
         run=tuple(_step(step) for step in table.tables("run")),
@@ -150,16 +178,29 @@ def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
         internal=table.flag("internal"),
     )
     table.done()
-    if (recipe.debian is None) == (recipe.parent is None):
-        raise InvalidRequestError(
-            f"The recipe {name} has {'both' if recipe.debian else 'neither'} of `[debian]` and `from`.",
-            hint="Use exactly one of `[debian]` and `from`.",
-        )
+    if recipe.debian is None and recipe.parent is None:
+        raise InvalidRequestError(f"The recipe {name} has neither `[debian]` nor `from`.", hint="Use one of them, or both.")
+    if recipe.debian is not None and recipe.parent is None and not recipe.debian.suite:
+        raise InvalidRequestError(f"The recipe {name} has no `suite` in [debian].", hint='Use a name such as "bookworm".')
     check_env(recipe.env)
     for path in recipe.files:
         if not path.startswith("/") or any(part in {"", ".", ".."} for part in path[1:].split("/")):
             raise InvalidRequestError(f"The path {path!r} in [files] of the recipe {name} is not valid.", hint="Use an absolute path without '..'.")
     return recipe
+
+
+def with_aliases(recipes: Mapping[str, Recipe], aliases: Mapping[str, str]) -> Mapping[str, Recipe]:
+    """Return recipes with further names for some of them. An alias takes the place of a recipe of its name.
+
+    Args:
+        recipes: Recipes by name.
+        aliases: Name of the recipe that each alias stands for.
+
+    Raises:
+        NotFoundError: An alias stands for a name without a template.
+    """
+    found = {alias: lineage(recipes, name)[-1] for alias, name in aliases.items()}
+    return {**recipes, **{alias: replace(recipe, name=alias) for alias, recipe in found.items()}}
 
 
 def builtin() -> Mapping[str, Recipe]:
@@ -190,6 +231,8 @@ def load_folder(folder: Path) -> Mapping[str, Recipe]:
 def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
     """Return a recipe and its ancestors. The recipe itself is last, and each recipe follows its parent.
 
+    A recipe with a parent and Debian packages is combined with its ancestors, and is the first of the line.
+
     Args:
         recipes: All known recipes by name.
         name: Name of the recipe.
@@ -216,7 +259,43 @@ def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
             raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*line, recipe])}.")
         line.append(recipe)
         wanted = recipe.parent
-    return tuple(reversed(line))
+    whole: list[Recipe] = []
+    for recipe in reversed(line):
+        if recipe.debian is not None and whole:
+            whole = [combine([*whole, recipe])]
+        else:
+            whole.append(recipe)
+    return tuple(whole)
+
+
+def combine(line: Sequence[Recipe]) -> Recipe:
+    """Return one recipe with the parts of several, without a parent. Its name, description and visibility are those of the last.
+
+    A lock of npm replaces the locks before it.
+
+    Args:
+        line: The recipes, each after its parent. The first begins with Debian packages.
+    """
+    tables = [recipe.debian for recipe in line if recipe.debian is not None]
+    files: dict[str, str] = {}
+    for recipe in line:
+        files.update(recipe.files)
+    return replace(
+        line[-1],
+        debian=Debian(
+            suite=[table.suite for table in tables if table.suite][-1],
+            variant=[table.variant for table in tables if table.variant][-1],
+            packages=_union(table.packages for table in tables),
+            exclude=_union(table.exclude for table in tables),
+            include=_union(table.include for table in tables),
+        ),
+        parent=None,
+        lock="\n".join(recipe.lock for recipe in line if recipe.lock),
+        npm=next((recipe.npm for recipe in reversed(line) if recipe.npm is not None), None),
+        env=environment(line),
+        files=files,
+        run=tuple(step for recipe in line for step in recipe.run),
+    )
 
 
 def environment(line: Sequence[Recipe]) -> dict[str, str]:
@@ -245,6 +324,8 @@ def image_key(line: Sequence[Recipe], architecture: str) -> str:
         content = asdict(recipe)
         for name in ("name", "description", "parent", "env", "languages", "internal"):
             del content[name]
+        if recipe.npm is None:
+            del content["npm"]  # keys of images without packages of npm are those of versions that had none
         parts.append(content)
     return hashlib.sha256(json.dumps([GENERATION, architecture, parts], sort_keys=True).encode()).hexdigest()
 
@@ -254,18 +335,22 @@ def _read(files: Mapping[str, str]) -> Mapping[str, Recipe]:
     return {name: parse(name, files[f"{name}.toml"], files) for name in names}
 
 
-def _debian(table: _Table) -> Debian:
+def _union(lists: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for each in lists for text in each))
+
+
+def _debian(table: _Table, *, has_parent: bool) -> Debian:
     debian = Debian(
         suite=table.text("suite"),
-        variant=table.text("variant") or "apt",
+        variant=table.text("variant") or ("" if has_parent else "apt"),
         packages=table.text_list("packages"),
         exclude=table.text_list("exclude"),
         include=table.text_list("include"),
     )
     table.done()
-    if not _SUITE.fullmatch(debian.suite):
+    if debian.suite and not _SUITE.fullmatch(debian.suite):
         raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a valid suite name.", hint='Use a name such as "bookworm".')
-    if debian.variant not in _VARIANTS:
+    if debian.variant and debian.variant not in _VARIANTS:
         raise InvalidRequestError(f"The variant {debian.variant!r} of {table.where} is not known.", hint=f"Use one of: {', '.join(_VARIANTS)}.")
     for package in debian.packages:
         if not _PACKAGE.fullmatch(package):
@@ -282,6 +367,19 @@ def _lock(table: _Table, locks: Mapping[str, str]) -> str:
     if name not in locks or not name.endswith(".lock"):
         raise InvalidRequestError(f"The lock file {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
     return locks[name]
+
+
+def _npm(table: _Table, locks: Mapping[str, str]) -> Npm:
+    scripts = table.text_list("scripts")
+    npm = Npm(_lock(table, locks), scripts)
+    try:
+        entries = [entry for path, entry in json.loads(npm.lock)["packages"].items() if path]
+        valid = bool(npm.packages) and all(entry["integrity"] and "resolved" not in entry for entry in entries)
+    except (ValueError, KeyError, TypeError):
+        valid = False
+    if not valid:
+        raise InvalidRequestError(f"The lock file of {table.where} is not a package-lock.json with hashes and without addresses.")
+    return npm
 
 
 def _step(table: _Table) -> Step:

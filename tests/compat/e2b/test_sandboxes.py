@@ -170,7 +170,7 @@ def test_unenforced_options_are_refused(opts: Opts, asked: dict[str, Any]) -> No
 
 
 def test_invalid_requests_are_refused(opts: Opts) -> None:
-    with pytest.raises(SandboxException, match="base, code-interpreter, code-interpreter-v1") as refused:
+    with pytest.raises(SandboxException, match=r"base, .*code-interpreter-v1") as refused:
         Sandbox.create("no-such-template", **opts)
     assert refused.value.status_code == 404
     with pytest.raises(SandboxException, match=r"'sandlot\.api' cannot be set"):

@@ -59,7 +59,7 @@ async def drawn(inside: Inside) -> dict[str, str]:
 
 
 async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> None:
-    async with house(tmp_path, "code-interpreter") as here:
+    async with house(tmp_path, "code-interpreter-slim") as here:
         source = await here.open()
         await wake(source, "sb-source")
         modules = "import asyncio, numpy, os, random, secrets, ssl, sys, tempfile, time, uuid\nfrom sandlot_kernel import on_wake"

@@ -25,7 +25,7 @@ LIMITS = replace(SMALL, memory_bytes=1024 * MIB, pids=256)
 @pytest.fixture(scope="module", params=EVERY_DAY)
 async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
     """A sandbox with IPython that the tests of a module share."""
-    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, template="code-interpreter", limits=LIMITS) as sandbox:
+    async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, template="code-interpreter-slim", limits=LIMITS) as sandbox:
         yield sandbox
 
 
@@ -101,7 +101,7 @@ async def test_environment_needed_before_imports_starts_a_new_kernel(inside: Ins
 @pytest.mark.parametrize("isolation", EVERY_DAY)
 async def test_new_context_imports_packages_as_they_are_on_the_disk(isolation: str, tmp_path: Path) -> None:
     # In a sandbox of its own, because it changes installed packages.
-    async with open_sandbox(tmp_path, isolation=isolation, template="code-interpreter", limits=LIMITS) as inside:
+    async with open_sandbox(tmp_path, isolation=isolation, template="code-interpreter-slim", limits=LIMITS) as inside:
         await _changed_packages_are_imported(inside)
 
 

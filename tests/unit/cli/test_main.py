@@ -326,7 +326,11 @@ def test_errors_of_values_name_the_option(capsys: pytest.CaptureFixture[str], su
 
 def test_the_shell_completes_commands_and_templates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("_SANDLOT_COMPLETE", "complete_bash")
-    for words, completed in (("sandlot cr", ["create"]), ("sandlot create --template co", ["code-interpreter"]), ("sandlot info sb-", [])):
+    for words, completed in (
+        ("sandlot cr", ["create"]),
+        ("sandlot create --template code-interpreter-", ["code-interpreter-slim"]),
+        ("sandlot info sb-", []),
+    ):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
         with pytest.raises(SystemExit) as ended:

@@ -73,6 +73,9 @@ def test_only_variables_for_reaching_packages_are_passed_on() -> None:
     for env in (plan.mmdebstrap_env(MACHINE), plan.download_env(MACHINE)):
         assert env["https_proxy"] == "http://proxy.example"
         assert env.keys().isdisjoint({"SECRET", "LD_PRELOAD", "PIP_TARGET", "PIP_USER"})
+    env = plan.npm_download_env({**MACHINE, "npm_config_registry": "https://npm.example"})
+    assert (env["https_proxy"], env["npm_config_registry"]) == ("http://proxy.example", "https://npm.example")
+    assert env.keys().isdisjoint({"SECRET", "LD_PRELOAD", "PIP_INDEX_URL"})
     assert plan.download_env(MACHINE)["PIP_INDEX_URL"] == "https://index.example/simple"
     assert "PIP_INDEX_URL" not in plan.mmdebstrap_env(MACHINE)
 
@@ -82,3 +85,11 @@ def test_only_wheels_with_hashes_are_downloaded_and_installing_downloads_nothing
     assert download[3:5] == ("/t/ld.so", "/t/python3")
     assert {"--require-hashes", "--only-binary=:all:", "--no-deps", "--dest=/w", "--requirement=/s/x.lock"} <= set(download)
     assert {"--require-hashes", "--no-index", "--no-deps", "--no-compile"} <= set(plan.install_argv("/x.lock"))
+
+
+def test_npm_downloads_what_the_lock_names_and_runs_only_allowed_scripts_inside() -> None:
+    download = plan.npm_download_argv(("/t/ld.so", "/t/node"), Path("/t/npm-cli.js"), Path("/s/npm"), None)
+    assert download[:7] == ("setpriv", "--pdeathsig", "KILL", "/t/ld.so", "/t/node", "/t/npm-cli.js", "ci")
+    assert {"--ignore-scripts", "--prefix=/s/npm", "--globalconfig=/dev/null"} <= set(download)
+    assert plan.npm_link_argv(["a"], scripts=True) == ("npm", "rebuild", "--global", "--dangerously-allow-all-scripts", "a")
+    assert plan.npm_link_argv(["a", "b"], scripts=False) == ("npm", "rebuild", "--global", "--ignore-scripts", "a", "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandlot.images import recipe as recipes
-from sandlot.images.recipe import Debian, Recipe, Step
+from sandlot.images.recipe import Debian, Npm, Recipe, Step
 from sandlot.images.store import ImageStore
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
 from sandlot.model.specs import User
@@ -69,7 +70,7 @@ def test_debian_table_is_read() -> None:
     "text, word",
     [
         ("", "neither"),
-        ('from = "base"\n' + DEBIAN, "both"),
+        ("[debian]\npackages = []", "no `suite`"),
         ("x = ", "TOML"),
         ('fron = "base"', "fron"),
         (DEBIAN + "packags = []", "packags"),
@@ -93,6 +94,60 @@ def test_invalid_recipe_is_refused_with_the_name_of_the_key(text: str, word: str
         recipes.parse("x", text, {})
 
 
+def test_debian_packages_of_a_child_are_added_to_those_of_its_parent() -> None:
+    base = recipes.parse(
+        "base", DEBIAN + 'exclude = ["/d/*"]\n[env]\nA = "1"\nB = "1"\n[files]\n"/a" = "base"\n[python]\nlock = "a.lock"', {"a.lock": "a==1"}
+    )
+    text = 'from = "base"\n[debian]\npackages = ["busybox-static", "g++"]\n[env]\nB = "2"\n[files]\n"/b" = ""\n[python]\nlock = "b.lock"'
+    child = recipes.parse("child", text, {"b.lock": "b==1"})
+    newer = recipes.parse("newer", 'from = "child"\n[debian]\nsuite = "trixie"\n[[run]]\nargv = ["true"]', {})
+    known = {recipe.name: recipe for recipe in (base, child, newer, Recipe("last", parent="newer"))}
+
+    (whole,) = recipes.lineage(known, "child")
+    debian = Debian("bookworm", "apt", ("busybox-static", "g++"), ("/d/*",))
+    files = {"/a": "base", "/b": ""}
+    assert whole == Recipe("child", debian=debian, lock="a==1\nb==1", env={"A": "1", "B": "2"}, files=files)
+
+    first, last = recipes.lineage(known, "last")
+    assert first == replace(whole, name="newer", debian=replace(debian, suite="trixie"), run=(Step(("true",)),))
+    assert last is known["last"]
+
+
+def npm_lock(**entry: str) -> str:
+    entries = {
+        "": {"dependencies": {"@s/a": "*"}},
+        "node_modules/@s/a": {"version": "1.2.3"} | entry,
+        "node_modules/b": {"version": "4", "integrity": "x"},
+    }
+    return json.dumps({"packages": entries})
+
+
+def test_packages_of_npm_are_pinned_by_a_lock_without_addresses() -> None:
+    text = 'from = "base"\n[npm]\nlock = "x.npm.lock"\nscripts = ["@s/a"]'
+    recipe = recipes.parse("x", text, {"x.npm.lock": npm_lock(integrity="sha512-x")})
+    assert recipe.npm == Npm(npm_lock(integrity="sha512-x"), ("@s/a",))
+    assert recipe.npm.packages == {"@s/a": "1.2.3"}
+    for lock in ("{", "[]", '{"packages": {"": {"dependencies": {}}}}', npm_lock(), npm_lock(integrity="x", resolved="https://example.com")):
+        with pytest.raises(InvalidRequestError, match="hashes"):
+            recipes.parse("x", text, {"x.npm.lock": lock})
+
+
+def test_lock_and_scripts_of_npm_change_the_key() -> None:
+    lines = [(BASE, replace(CHILD, npm=npm)) for npm in (None, Npm("1"), Npm("2"), Npm("2", ("a",)))]
+    assert len({recipes.image_key(line, "amd64") for line in lines}) == len(lines)
+    whole = recipes.combine([replace(BASE, npm=Npm("1")), replace(CHILD, debian=Debian(""), npm=Npm("2"))])
+    assert whole.npm == Npm("2")
+
+
+def test_alias_builds_the_image_that_it_stands_for() -> None:
+    known = recipes.with_aliases(recipes.shipped(), {"code-interpreter": "code-interpreter-slim", "small": "base"})
+    keys = {name: recipes.image_key(recipes.lineage(known, name), "amd64") for name in ("code-interpreter", "code-interpreter-slim", "small", "base")}
+    assert keys["code-interpreter"] == keys["code-interpreter-slim"] != keys["base"] == keys["small"]
+    assert [recipe.name for recipe in (known["code-interpreter"], known["small"])] == ["code-interpreter", "small"]
+    with pytest.raises(NotFoundError, match="'nothing'"):
+        recipes.with_aliases(recipes.shipped(), {"small": "nothing"})
+
+
 @pytest.mark.parametrize("name", ["", "A", "a/b", "../a", "-a", "a" * 64, "a.b"])
 def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="name"):
@@ -110,7 +165,7 @@ def test_folder_of_recipes_is_read_with_its_locks(tmp_path: Path) -> None:
 
 
 def test_unknown_template_error_lists_the_known_ones() -> None:
-    with pytest.raises(NotFoundError, match=r"'nope'.*Use one of these templates: base, code-interpreter") as caught:
+    with pytest.raises(NotFoundError, match=r"'nope'.*Use one of these templates: agent, base, .*code-interpreter") as caught:
         recipes.lineage(recipes.builtin(), "nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
 
@@ -160,16 +215,18 @@ def test_any_text_is_a_recipe_or_an_invalid_request(text: str) -> None:
         recipe = recipes.parse("x", text, {})
     except InvalidRequestError:
         return
-    assert (recipe.debian is None) != (recipe.parent is None)
+    assert recipe.debian is not None or recipe.parent is not None
 
 
 def test_builtin_recipes_name_no_host_and_pin_every_package_with_hashes() -> None:
     known = recipes.builtin()
-    assert sorted(known) == ["base", "code-interpreter"]
+    assert sorted(known) == ["agent", "base", "claude", "code-interpreter", "code-interpreter-slim", "codex"]
     for recipe in known.values():
         assert recipe.description
         # The port of the package cache inside of the sandbox is no host of anybody's.
         assert set(re.findall(r"\w+://([^/\s]*)", repr(recipe))) <= {f"127.0.0.1:{schema.PACKAGES_PORT}"}
+        if recipe.npm is not None:
+            assert set(recipe.npm.scripts) <= set(recipe.npm.packages)
         requirements = [line for line in recipe.lock.replace("\\\n", " ").splitlines() if line.strip()]
         for line in requirements:
             assert re.fullmatch(r"[a-z0-9.-]+==\S+( ; [^-]+)?(\s+--hash=sha256:[0-9a-f]{64})+", line.strip())

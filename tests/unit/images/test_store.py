@@ -31,7 +31,7 @@ def test_lookup_creates_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["ensure", "root", "root_image", "find", "find_current_root", "find_current_root_image"])
 def test_unknown_template_is_refused_without_side_effects(tmp_path: Path, verb: str) -> None:
     store = ImageStore(tmp_path / "cache")
-    with pytest.raises(NotFoundError, match=r"Use one of these templates: base, code-interpreter") as caught:
+    with pytest.raises(NotFoundError, match=r"Use one of these templates: agent, base, .*code-interpreter") as caught:
         getattr(store, verb)("nope")
     assert caught.value.code is ErrorCode.TEMPLATE_NOT_FOUND
     assert not (tmp_path / "cache").exists()

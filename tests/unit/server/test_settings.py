@@ -57,6 +57,10 @@ VALUES: Mapping[str, tuple[str, Any]] = {
             PoolConfig(PoolSpec(TemplateRef(LOCAL, "code-interpreter"), "auto", Limits()), PoolSizes(0, 0)),
         ),
     ),
+    "template_aliases": (
+        "code-interpreter=code-interpreter-slim, small = base",
+        (("code-interpreter", "code-interpreter-slim"), ("small", "base")),
+    ),
     "memory_ratio": ("1.5", 1.5),
     "disk_ratio": ("4", 4),
     "pids_ratio": ("0.5", 0.5),

@@ -23,6 +23,8 @@ MAX_TURNS = 6
 WIDTH = 110
 DEFAULT_NAME = "demo.png"
 SANDBOX_TIMEOUT_S = 300.0
+TEMPLATE = "code-interpreter-slim"
+"""The agent needs pandas and Matplotlib only: the default template has four times as many packages, and its first build takes minutes."""
 
 
 class DemoError(Exception):
@@ -91,8 +93,8 @@ def _play(screen: DemoConsole, output: Path | None) -> Path:
     with tempfile.TemporaryDirectory(prefix="sandlot-demo-") as folder, Client() as client:
         data = Path(folder, "wine.csv")
         with screen.step("Create a sandbox"):
-            announce_build(client.templates.list(), None)
-            sandbox = Sandbox.create(timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
+            announce_build(client.templates.list(), TEMPLATE)
+            sandbox = Sandbox.create(TEMPLATE, timeout=SANDBOX_TIMEOUT_S, name="demo", client=client)
             info = sandbox.info()
             network = "" if info.network is None else f", network: {info.network.mode}"
             screen.console.print(f"{info.id}: {info.template}, isolated by {info.isolation}{network}", highlight=False)
