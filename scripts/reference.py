@@ -367,7 +367,8 @@ _SIZES = {
 }
 _OWN_TEMPLATES = """\
 `sandlot image build --recipes DIRECTORY NAME` builds an image from your own recipe, a TOML file like those in `src/sandlot/images/recipes`, for
-example to try it. Users of a service [build templates](../how-to/build-templates.md) from Dockerfiles, or install packages in a sandbox and take a
+example to try it. `SANDLOT_RECIPES_DIR` makes the recipes of a folder templates of the service.
+Users of a service [build templates](../how-to/build-templates.md) from Dockerfiles, or install packages in a sandbox and take a
 [snapshot](../how-to/snapshots-and-forks.md)."""
 
 

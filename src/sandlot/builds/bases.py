@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sandlot.builds.plan import EmptyBase, ImageBase, LayersBase, TemplateBase
+from sandlot.builds.plan import ArchiveBase, EmptyBase, ImageBase, TemplateBase
 from sandlot.model.access import Principal
 from sandlot.model.images import ImageConfig
 from sandlot.model.templates import BuildRecord, BuiltRoot
@@ -35,7 +35,7 @@ class BaseRoot:
 class BuildBases(Protocol):
     """Finds bases, and makes root images."""
 
-    async def open(self, principal: Principal, base: ImageBase | TemplateBase | LayersBase | EmptyBase, report: Report) -> BaseRoot:
+    async def open(self, principal: Principal, base: ImageBase | TemplateBase | ArchiveBase | EmptyBase, report: Report) -> BaseRoot:
         """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
 
         Raises:

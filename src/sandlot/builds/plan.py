@@ -15,7 +15,6 @@ from typing import Final, Protocol
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.images import ImageConfig
 from sandlot.model.specs import MAX_ARG_BYTES, MIB, User, check_env, check_path, check_text
-from sandlot.model.templates import BuiltRoot
 
 MAX_STEPS: Final = 1_000
 """Maximum number of steps of all stages of a build."""
@@ -51,16 +50,16 @@ class TemplateBase:
 
 
 @dataclass(frozen=True, slots=True)
-class LayersBase:
-    """Layers that are stored already, for example those of an archive that a client has uploaded.
+class ArchiveBase:
+    """An image in a file that a client has uploaded.
 
     Args:
-        root: The layers.
-        config: Configuration of the image; that of an archive without a configuration is empty.
+        path: Archive of an OCI image layout, of ``docker save``, or of a root filesystem.
+        image: Name of the image in the archive; empty: the only one.
     """
 
-    root: BuiltRoot
-    config: ImageConfig = field(default_factory=ImageConfig)
+    path: Path
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class EmptyBase:
     """No files, as ``FROM scratch``."""
 
 
-Base = ImageBase | TemplateBase | LayersBase | StageBase | EmptyBase
+Base = ImageBase | TemplateBase | ArchiveBase | StageBase | EmptyBase
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,35 @@
-"""``sandlot image``: build, list and delete root filesystem images of templates on this machine.
+"""``sandlot image``: build, list, update and delete the images of recipes on this machine, and make templates of other images at a service.
 
 Progress goes to standard error, results to standard output.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from sandlot.cli.bulk import run_for_each
 from sandlot.cli.options import JsonOutput, complete_templates
-from sandlot.cli.output import as_json, note, size, table
+from sandlot.cli.output import age, as_json, note, size, table, visible
+from sandlot.model.templates import DEFAULT_TEMPLATE_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import FrameType
 
-    from sandlot.images.store import ImageStore
+    from sandlot.images.store import ImageStore, ImageUpdate
 
-images = typer.Typer(help="Build, list and delete root filesystem images on this machine.", no_args_is_help=True)
+images = typer.Typer(help="Build, pull, import, list, update and delete root filesystem images.", no_args_is_help=True)
 
-Cache = Annotated[Path | None, typer.Option("--cache", metavar="DIRECTORY", help="Image cache. (default: SANDLOT_CACHE_DIR, or /var/cache/sandlot)")]
-Recipes = Annotated[Path | None, typer.Option("--recipes", metavar="DIRECTORY", help="Directory with recipes besides those that come with Sandlot.")]
+Cache = Annotated[Path | None, typer.Option("--cache", metavar="DIRECTORY", help="Image cache. (default: that of the settings)")]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEMPLATE", help="Name of the template. Default: the last part of the image's name.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Tag of the build; repeatable.")]
+Recipes = Annotated[Path | None, typer.Option("--recipes", metavar="DIRECTORY", help="Directory with recipes besides those of the settings.")]
 
 
 @images.command("build")
@@ -43,14 +45,50 @@ def build(
     image `builder` is built, EROFS images are made as well, from which sandboxes of gVisor start faster.
     """
     from sandlot.images.store import BUILDER
-    from sandlot.server.settings import Settings
 
-    settings = Settings.load()
-    store, progress = _store(cache, recipes, settings.template_aliases, settings.disk_reserve_bytes), _TimedProgress()
+    store, progress = _store(cache, recipes), _TimedProgress()
     for name in names:
         typer.echo(store.root(name, progress).tree)
         if name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
             store.root_image(name, progress)
+
+
+@images.command("pull")
+def pull(
+    *,
+    reference: Annotated[str, typer.Argument(metavar="IMAGE", help="Reference of an image, such as registry.example/team/app:1.2.")],
+    name: Name = None,
+    tag: Tags = None,
+    json_output: JsonOutput = False,
+) -> None:
+    """Make a template of an image of a registry, and show the log.
+
+    The service pulls the image; its settings name the registries that are allowed. Prints the id of the build. Pulling again makes a new build, and
+    sandboxes start from it once it is ready. Default tags: that of the image, and default.
+    """
+    from sandlot.model.images import parse_reference
+
+    parsed = parse_reference(reference)
+    # The whole reference: a short one could name a template, even this one.
+    source = f"{parsed.registry}/{parsed.repository}" + (f"@{parsed.digest}" if parsed.digest else f":{parsed.tag}")
+    tags = tag or [DEFAULT_TEMPLATE_TAG, *([parsed.tag] if parsed.tag else [])]
+    _make_template(name or parsed.repository, json_output=json_output, dockerfile=f"FROM {source}\n", tags=tags)
+
+
+@images.command("import")
+def import_(
+    *,
+    archive: Annotated[Path, typer.Argument(metavar="PATH", help="Archive of `docker save`, of an OCI layout or of a root filesystem; or a layout.")],
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Name of the image in the archive. Default: the only one.")] = None,
+    name: Name = None,
+    tag: Tags = None,
+    json_output: JsonOutput = False,
+) -> None:
+    """Make a template of an image in a file or folder, and show the log.
+
+    Prints the id of the build. Without --name, the template has the name of the file.
+    """
+    _make_template(name or archive.name.partition(".")[0], json_output=json_output, archive=archive, image=image, tags=tag or ())
 
 
 @images.command("ls")
@@ -69,7 +107,43 @@ def ls(
         for each in found:
             typer.echo(each.key)
     else:
-        table(["KIND", "KEY", "SIZE", "NAME"], [[each.kind, each.key, size(each.size_bytes), each.name] for each in found])
+        rows = [[each.kind, each.key, size(each.size_bytes), age(each.built_at), each.name, each.origin] for each in found]
+        table(["KIND", "KEY", "SIZE", "BUILT", "NAME", "FROM"], rows)
+
+
+@images.command("update")
+def update(
+    *,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="TEMPLATE", help="Names of templates. Default: all built ones.", autocompletion=complete_templates)
+    ] = None,
+    cache: Cache = None,
+    recipes: Recipes = None,
+    json_output: JsonOutput = False,
+) -> None:
+    """Build images again from the present packages, and show which packages have changed.
+
+    A recipe that others begin with is updated first. New sandboxes start from the new image once it is complete. Sandboxes and snapshots keep theirs.
+    """
+    from sandlot.images.store import BUILDER
+
+    store, progress = _store(cache, recipes), _TimedProgress()
+    updated = []
+    for each in store.update(names or [name for name in store.all_recipes if store.find(name) is not None], progress):
+        updated.append(each)
+        if not json_output:
+            typer.echo(_update_line(each))
+            for change in each.changes:
+                typer.echo(f"  {change.kind}:{visible(change.name)} {visible(change.old) or '-'} -> {visible(change.new) or '-'}")
+    for each in updated:
+        store.root(each.new.name, progress)
+        if each.new.name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
+            store.root_image(each.new.name, progress)
+    if json_output:
+        rows = [
+            {"name": each.new.name, "old": each.old and each.old.digest, "new": each.new.digest, "changes": list(each.changes)} for each in updated
+        ]
+        typer.echo(as_json(rows))
 
 
 @images.command("rm")
@@ -95,15 +169,37 @@ def prune(*, cache: Cache = None, recipes: Recipes = None) -> None:
     typer.echo(_store(cache, recipes).prune())
 
 
-def _store(cache: Path | None, recipes: Path | None, aliases: Iterable[tuple[str, str]] = (), reserve_bytes: int | None = None) -> ImageStore:
+def _update_line(update: ImageUpdate) -> str:
+    if update.old is None:
+        return f"{update.new.name}: built, digest {update.new.digest[:12]}"
+    if update.old.digest == update.new.digest:
+        return f"{update.new.name}: unchanged, digest {update.new.digest[:12]}"
+    return f"{update.new.name}: digest {update.old.digest[:12]} -> {update.new.digest[:12]}"
+
+
+def _make_template(name: str, *, json_output: bool, **source: Any) -> None:  # noqa: ANN401 - arguments of `build`
+    from sandlot.cli.templates import print_line
+    from sandlot.sdk import Client
+
+    with Client() as client:
+        built = client.templates.build(_template_name(name), on_line=print_line, **source)
+    typer.echo(as_json(built) if json_output else built.id)
+
+
+def _template_name(text: str) -> str:
+    """Return the name of the template for the name of an image or a file."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.rpartition("/")[2].lower()).strip("-_")
+
+
+def _store(cache: Path | None, recipes: Path | None) -> ImageStore:
     from sandlot.images import recipe
-    from sandlot.images.store import ImageStore, cache_from
+    from sandlot.images.store import ImageStore
+    from sandlot.server.settings import Settings
 
     # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
-    own = recipe.load_folder(recipes) if recipes else {}
-    known = recipe.with_aliases({**recipe.shipped(), **own}, dict(aliases))
-    return ImageStore(cache or cache_from(os.environ), known, reserve_bytes=reserve_bytes)
+    settings, own = Settings.load(), recipe.load_folder(recipes) if recipes else {}
+    return ImageStore(cache or settings.cache_dir, {**settings.recipes, **own}, reserve_bytes=settings.disk_reserve_bytes)
 
 
 class _TimedProgress:

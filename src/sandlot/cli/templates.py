@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +106,7 @@ def build(  # noqa: PLR0913 - each is an option
             start_command=start,
             ready_command=ready,
             no_cache=no_cache,
-            on_line=_print_line,
+            on_line=print_line,
         )
     typer.echo(as_json(built) if json_output else built.id)
 
@@ -130,7 +132,7 @@ def logs(*, build_id: Annotated[str, typer.Argument(metavar="BUILD", help="Id of
     """Show the log of a build, and follow it until the build has ended."""
     with query_client() as client:
         for line in client.templates.follow_log(build_id):
-            _print_line(line)
+            print_line(line)
 
 
 @templates.command("cancel")
@@ -162,6 +164,25 @@ def tag(
             client.templates.set_tag(template, name, build_id)
 
 
+@templates.command("sbom")
+def sbom(
+    *,
+    template: Template,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write. Default: standard output.")] = None,
+) -> None:
+    """Print a software bill of materials of a template: packages of Debian, Python and npm, as CycloneDX 1.6 in JSON.
+
+    A sandbox of the template without a network lists its packages.
+    """
+    from sandlot.cli import sbom as bills
+
+    text = json.dumps(bills.document(template, bills.find_packages(template), at=datetime.now(UTC)), indent=2)
+    if output is None:
+        typer.echo(text)
+    else:
+        output.write_text(f"{text}\n", encoding="utf-8")
+
+
 @templates.command("rm")
 def rm(
     *, ids: Annotated[list[str], typer.Argument(metavar="TEMPLATE", help="Names or ids of the templates.", autocompletion=complete_templates)]
@@ -185,6 +206,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _print_line(line: BuildLine) -> None:
+def print_line(line: BuildLine) -> None:
+    """Print a line of the log of a build to standard error."""
     prefix = "" if line.level == "info" else f"{line.level}: "
     note(f"{prefix}{line.text}")

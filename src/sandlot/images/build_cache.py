@@ -1,4 +1,4 @@
-"""Cache of build results of one kind, such as images. Each result is a folder that is named by its key and never changes.
+"""Cache of build results of one kind, such as images. Each result is a folder that is named by its key. Only :meth:`BuildCache.rebuild` replaces one.
 
 Invariants, in addition to those of :mod:`sandlot.host.locked_folder`:
 - Each key is built once. If another process is building the key already, this process waits for it and uses its result.
@@ -77,13 +77,29 @@ class BuildCache:
                 found = self.find(key)
                 if found is not None:
                     return found
-                self.sweep()
-                self._space.check()
-                with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
-                    build(temporary.content, temporary.descriptor)
-                    durable.sync_file_system(temporary.content)
-                    temporary.publish(self._folder / key)
+                self._build(key, build)
         return self._folder / key
+
+    def rebuild(self, key: str, build: Build, waiting: Callable[[], None]) -> Path:
+        """Build the result with a key again. The new result replaces the present one once it is complete. Arguments and errors as for :meth:`ensure`.
+
+        Paths into the old result become invalid; files that were linked from it stay.
+        """
+        with translated_errors(self._cache):
+            self._make_folders()
+            with self._lock(key, waiting):
+                self._build(key, build)
+        return self._folder / key
+
+    def _build(self, key: str, build: Build) -> None:
+        self.sweep()
+        self._space.check()
+        with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
+            build(temporary.content, temporary.descriptor)
+            durable.sync_file_system(temporary.content)
+            if self.find(key) is not None:  # another process that looks for it now waits for the lock
+                locked_folder.discard(self._folder / key, self._cache / "tmp")
+            temporary.publish(self._folder / key)
 
     def remove(self, key: str) -> bool:
         """Remove the build result with a key. Return False if there is no such result.

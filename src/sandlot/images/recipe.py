@@ -223,9 +223,15 @@ def load_folder(folder: Path) -> Mapping[str, Recipe]:
     """Load all recipes of a folder: each ``NAME.toml``, with the lock files in the same folder. Return the recipes by name.
 
     Raises:
-        InvalidRequestError: A recipe is invalid.
+        InvalidRequestError: A recipe is invalid, or the folder cannot be read.
     """
-    return _read({entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.suffix in {".toml", ".lock"}})
+    try:
+        return _read({entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.suffix in {".toml", ".lock"}})
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequestError(
+            f"The recipes in {folder} cannot be read: {reason}.", hint="Name a folder with recipes, or unset SANDLOT_RECIPES_DIR."
+        ) from None
 
 
 def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:

@@ -22,15 +22,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sandlot.host.free_space import FreeSpace
-from sandlot.images import build, interpreter, root_image
+from sandlot.images import build, interpreter, packages, root_image
 from sandlot.images import recipe as recipes
 from sandlot.images.build_cache import BuildCache
 from sandlot.images.command import CommandRunner
+from sandlot.images.package_changes import PackageChange, changes
 from sandlot.images.progress import Progress, ProgressReporter, discard_progress
 from sandlot.images.recipe import Recipe
 from sandlot.link import payload
@@ -85,12 +87,33 @@ class CachedBuild:
         key: Key of the result. For roots and EROFS images it is the digest.
         name: Name of the recipe, for images, roots and EROFS images. For the other kinds: ``interpreter`` or ``guest``.
         size_bytes: Total size of the files in the result.
+        digest: SHA-256 of the content, in hexadecimal.
+        built_at: Time of the build.
+        origin: What an image was built from: ``Debian SUITE`` or the name of another recipe. Empty for other kinds and unknown recipes.
     """
 
     kind: str
     key: str
     name: str
     size_bytes: int
+    digest: str
+    built_at: datetime
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUpdate:
+    """An image that was built again.
+
+    Args:
+        old: The replaced image, whose path is no longer valid. None: there was none.
+        new: The new image. It has the same digest if no file has changed.
+        changes: Packages that differ.
+    """
+
+    old: Image | None
+    new: Image
+    changes: Sequence[PackageChange]
 
 
 class ImageStore:
@@ -148,6 +171,35 @@ class ImageStore:
             for key, recipe in zip(keys, line, strict=True):
                 parent = self._build_image(key, recipe, parent, progress) / build.TREE
         return self._image(name, keys[-1], recipes.environment(line))
+
+    def update(self, names: Sequence[str], progress: Progress = discard_progress) -> Iterator[ImageUpdate]:
+        """Build images again from the present packages, ancestors first. Yield each image once it has replaced the old one.
+
+        Sandboxes and snapshots keep the root file systems that they use. A build that fails leaves the old image.
+
+        Args:
+            names: Names of templates, whose ancestors are updated as well.
+            progress: Function that is called with a line of text for each step of a build. If this function raises, the update ends.
+
+        Raises:
+            NotFoundError: There is no such template.
+            HostError: A program is not installed on the host, or a step of a build failed.
+            LimitError: The disk is full, or no more than its reserve is free.
+        """
+        lines = [recipes.lineage(self._recipes, name) for name in names]
+        architecture = build.architecture()
+        trees: dict[str, Path] = {}
+        for line in lines:
+            parent: Path | None = None
+            for recipe in line:
+                key = recipes.image_key(recipes.lineage(self._recipes, recipe.name), architecture)
+                if key not in trees:
+                    old = self.find(recipe.name)
+                    had = [] if old is None else packages.installed(str(old.path))
+                    trees[key] = self._build_image(key, recipe, parent, progress, anew=True) / build.TREE
+                    new = self._image(recipe.name, key, {})
+                    yield ImageUpdate(old, new, changes(had, packages.installed(str(new.path))))
+                parent = trees[key]
 
     def root(self, name: str, progress: Progress = discard_progress) -> RootFs:
         """Return the root file system of a template, including ``/.sandlot``. Build missing parts first.
@@ -285,8 +337,25 @@ class ImageStore:
                 folder = builds.find(key)
                 if folder is not None:
                     manifest = build.read_manifest(folder)
-                    found.append(CachedBuild(builds.kind, key, name=str(manifest["name"]), size_bytes=int(str(manifest["size_bytes"]))))
+                    name = str(manifest["name"])
+                    found.append(
+                        CachedBuild(
+                            builds.kind,
+                            key,
+                            name=name,
+                            size_bytes=int(str(manifest["size_bytes"])),
+                            digest=str(manifest["digest"]),
+                            built_at=datetime.fromtimestamp(int(folder.stat().st_mtime), UTC),
+                            origin=self._origin(name) if builds is self._images else "",
+                        )
+                    )
         return found
+
+    def _origin(self, name: str) -> str:
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            return ""
+        return recipe.parent or (f"Debian {recipe.debian.suite}" if recipe.debian else "")
 
     def remove(self, key: str) -> None:
         """Remove all build results with the given key. Other results that share files with these results by hard links stay complete.
@@ -335,13 +404,14 @@ class ImageStore:
             files=int(str(manifest["files"])),
         )
 
-    def _build_image(self, key: str, recipe: Recipe, parent: Path | None, progress: Progress) -> Path:
+    def _build_image(self, key: str, recipe: Recipe, parent: Path | None, progress: Progress, *, anew: bool = False) -> Path:
         reporter = ProgressReporter(recipe.name, progress)
 
         def fill(folder: Path, lock: int) -> None:
             build.build_image(folder, recipe, parent, self._runner(f"{recipe.name}-{key[:12]}", lock), reporter)
 
-        return self._images.ensure(key, fill, lambda: reporter.step("waiting for another process that is building this image"))
+        make = self._images.rebuild if anew else self._images.ensure
+        return make(key, fill, lambda: reporter.step("waiting for another process that is building this image"))
 
     def _make_root_image(self, name: str, root: RootFs, builder: Image, progress: Progress) -> RootFs:
         digest, reporter = root_image.image_digest(root.digest, builder.digest), ProgressReporter(name, progress)

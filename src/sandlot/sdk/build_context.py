@@ -58,6 +58,24 @@ def packed(folder: Path) -> Iterator[PackedContext]:
         yield PackedContext(path, digest, path.stat().st_size)
 
 
+@contextmanager
+def uploadable(file: Path) -> Iterator[PackedContext]:
+    """Return an archive that exists already, or pack a folder. Blocks.
+
+    Raises:
+        NotFoundError: There is no such file or folder.
+    """
+    if file.is_dir():
+        with packed(file) as folder:
+            yield folder
+        return
+    if not file.is_file():
+        raise NotFoundError(f"There is no file {file}.", code=ErrorCode.PATH_NOT_FOUND, hint="Pass the archive of an image.")
+    with file.open("rb") as archive:
+        digest = hashlib.file_digest(archive, "sha256").hexdigest()
+    yield PackedContext(file, digest, file.stat().st_size)
+
+
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Leave out who owns a file on this machine, and what is neither a file, a folder nor a link."""
     info.uid = info.gid = 0

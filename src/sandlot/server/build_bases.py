@@ -1,28 +1,35 @@
 """Bases of builds: connects templates, image registries and root images to the runtime of builds.
 
-Invariant: The layers of an image are stored before a build uses them, because a registry may not have them later.
+Invariant: The layers of an image are stored before a build uses them, because a registry or an upload may be gone later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Iterator
+from pathlib import Path
+from typing import Final
 
 from sandlot.builds.bases import BaseRoot, Report
 from sandlot.builds.layers import LayerStore
-from sandlot.builds.plan import EmptyBase, ImageBase, LayersBase, TemplateBase
+from sandlot.builds.plan import ArchiveBase, EmptyBase, ImageBase, TemplateBase
 from sandlot.builds.root_images import RootImageBuilder
 from sandlot.core.execution.start_command import OnOutput
 from sandlot.core.pools.build_snapshots import BuildSnapshots
 from sandlot.core.pools.models import content_of
 from sandlot.core.ports import ImageRegistry
+from sandlot.host.blocking import run_blocking, run_in_own_thread
+from sandlot.images.oci_archive import open_archive
 from sandlot.images.store import ImageStore
 from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, NotFoundError
 from sandlot.model.image_aliases import ImageAliases
 from sandlot.model.images import ImageConfig, ImageReference, parse_reference
-from sandlot.model.specs import WORKSPACE, TemplateRef
+from sandlot.model.specs import GIB, WORKSPACE, TemplateRef
 from sandlot.model.templates import BuildRecord, BuiltRoot
 from sandlot.server.user_templates import UserTemplates
+
+MAX_ARCHIVE_BYTES: Final = 10 * GIB
+"""Largest size of an uploaded archive with an image, without compression."""
 
 
 class ServiceBases:
@@ -57,7 +64,7 @@ class ServiceBases:
         self._aliases = aliases
         self._snapshots = snapshots
 
-    async def open(self, principal: Principal, base: ImageBase | TemplateBase | LayersBase | EmptyBase, report: Report) -> BaseRoot:
+    async def open(self, principal: Principal, base: ImageBase | TemplateBase | ArchiveBase | EmptyBase, report: Report) -> BaseRoot:
         """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
 
         The name of a template, as in ``FROM base``, means the template also where an image is expected.
@@ -80,8 +87,8 @@ class ServiceBases:
                 return found
             case ImageBase(reference):
                 return await self._template(principal, reference) or await self._aliased(principal, reference, report)
-            case LayersBase(root, config):
-                return await self._layered(principal, root, config, report)
+            case ArchiveBase(path, image):
+                return await self._archived(principal, path, image, report)
             case EmptyBase():
                 return await self._layered(principal, BuiltRoot((), 0), ImageConfig(), report)
 
@@ -153,8 +160,26 @@ class ServiceBases:
             await self._layers.put(layer, self._registry.read_layer(parsed, layer))
         return await self._layered(principal, BuiltRoot(image.layers, image.size_bytes), image.config, report)
 
+    async def _archived(self, principal: Principal, path: Path, name: str, report: Report) -> BaseRoot:
+        opening = open_archive(path, max_bytes=MAX_ARCHIVE_BYTES)
+        archive = await run_in_own_thread(opening.__enter__)
+        try:
+            image = await run_in_own_thread(archive.image, name or None)
+            for number, layer in enumerate(image.layers, 1):
+                report(f"reading layer {number} of {len(image.layers)} ({layer.size_bytes} bytes)")
+                await self._layers.put(layer, _pieces(archive.read_layer(layer)))
+        finally:
+            await run_in_own_thread(opening.__exit__, None, None, None)
+        return await self._layered(principal, BuiltRoot(image.layers, image.size_bytes), image.config, report)
+
     async def _layered(self, principal: Principal, root: BuiltRoot, config: ImageConfig, report: Report) -> BaseRoot:
         await self._roots.ensure(root, self._layers.open, report)
         digest = await self._roots.digest(root)
         name = self._templates.lend(principal, digest, config.env)
         return BaseRoot(name, root, digest, config)
+
+
+async def _pieces(blocking: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of an iterator that blocks."""
+    while (piece := await run_blocking(next, blocking, None)) is not None:
+        yield piece

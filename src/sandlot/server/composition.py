@@ -100,7 +100,6 @@ from sandlot.host.cgroup_layout import Layout
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.free_space import FreeSpace
 from sandlot.host.volume_disks import VolumeFiles
-from sandlot.images.recipe import shipped, with_aliases
 from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, OPERATOR
 from sandlot.model.buffer_budget import BufferShares
@@ -211,7 +210,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
         HostError: The data directory or the database cannot be used, the directory has another format, or directory and database do not match.
         UnavailableError: The database cannot be reached.
     """
-    image_store = ImageStore(settings.cache_dir, with_aliases(shipped(), dict(settings.template_aliases)), reserve_bytes=settings.disk_reserve_bytes)
+    image_store = ImageStore(settings.cache_dir, settings.recipes, reserve_bytes=settings.disk_reserve_bytes)
     images, layers, clock = (
         ImageTemplates(image_store),
         LayerStore(settings.layers, FreeSpace(settings.data_dir, settings.disk_reserve_bytes).check),

@@ -30,7 +30,7 @@ from sandlot.drivers.registry import driver_names
 from sandlot.egress.packages.config.oci import SYNTAX, parse_registries
 from sandlot.egress.packages.config.values import ImageSource
 from sandlot.egress.policy.addresses import Network as AddressRange
-from sandlot.images.recipe import NAME, builtin
+from sandlot.images.recipe import NAME, Recipe, builtin, load_folder, shipped, with_aliases
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.image_aliases import SYNTAX as ALIAS_SYNTAX
 from sandlot.model.image_aliases import ImageAlias, ImageAliases, parse_aliases
@@ -207,7 +207,7 @@ def _modes(value: object) -> tuple[NetworkMode, ...]:
 
 def _pools(value: object) -> tuple[PoolConfig, ...]:
     try:
-        return parse_pools(",".join(_items(value)), builtin())
+        return parse_pools(",".join(_items(value)))  # `Settings.load` checks the templates
     except InvalidRequestError as error:
         raise _NotAllowedError(f"TEMPLATE=WARM[:MAX][+PREPARED], separated by commas, or none. {error}") from None
 
@@ -237,6 +237,8 @@ class Settings:
     Args:
         data_dir: State of this service: database, socket, lock, sandboxes. Each service has its own directory.
         cache_dir: Images, template snapshots and the package cache. Several services can share the directory.
+        recipes_dir: Folder with recipes of further templates: a file NAME.toml for each, and their lock files. A recipe with the name of a built-in
+            template replaces it. None: only the built-in templates.
         database_url: URL of a PostgreSQL database, which several services can share. None: SQLite in the data directory.
         host: Address to listen on for TCP; None: only the unix socket.
         port: TCP port, 0 to 65535; 0: any free port.
@@ -313,6 +315,7 @@ class Settings:
 
     data_dir: Annotated[Path, PlainValidator(_folder)] = SYSTEM_DATA_DIR
     cache_dir: Annotated[Path, PlainValidator(_folder)] = SYSTEM_CACHE_DIR
+    recipes_dir: Annotated[Path | None, PlainValidator(_folder)] = None
     database_url: Annotated[str | None, PlainValidator(_postgresql)] = field(default=None, repr=False)
     host: Annotated[str | None, PlainValidator(_text)] = None
     port: Annotated[int, _whole(0, 65535)] = 8080
@@ -415,6 +418,16 @@ class Settings:
         return self.cache_dir / "packages"
 
     @property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """Recipes of all templates, internal ones included, by name.
+
+        Raises:
+            InvalidRequestError: A recipe of the folder is invalid, or the folder cannot be read.
+        """
+        folder = {} if self.recipes_dir is None else load_folder(self.recipes_dir)
+        return with_aliases({**shipped(), **folder}, dict(self.template_aliases))
+
+    @property
     def aliases(self) -> ImageAliases:
         """Templates and images that stand for others in builds of templates."""
         return ImageAliases(self.image_aliases, [source.name for source in self.registries])
@@ -498,6 +511,11 @@ class Settings:
         if settings.isolation_default not in settings.isolation_allowed:
             allowed = ", ".join(settings.isolation_allowed) or "which is empty"
             raise _error("isolation_default", settings.isolation_default, _NotAllowedError(f"one of SANDLOT_ISOLATION_ALLOWED ({allowed})"), sources)
+        if settings.recipes_dir is not None or settings.pools:
+            templates = sorted(name for name, recipe in settings.recipes.items() if not recipe.internal)
+            unknown = [pool.spec.template.name for pool in settings.pools or () if pool.spec.template.name not in templates]
+            if unknown:
+                raise _error("pools", unknown[0], _NotAllowedError(f"pools of these templates: {', '.join(templates)}"), sources)
         return settings
 
 

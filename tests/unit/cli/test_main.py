@@ -35,7 +35,8 @@ COMMANDS = {
     *("store upload", "store ls", "store download", "store rm", "execution ls", "execution info", "export", "events"),
     *("webhook create", "webhook ls", "webhook update", "webhook rm", "pool create", "pool ls", "pool update", "pool rm"),
     *("key create", "key ls", "key update", "key rm", "key whoami", "serve", "service stop", "service capacity"),
-    *("template build", "template builds", "template logs", "template cancel", "template tag", "template rm"),
+    *("template build", "template builds", "template logs", "template cancel", "template tag", "template rm", "template sbom"),
+    *("image pull", "image import", "image update"),
     *("template ls", "template info", "image build", "image ls", "image rm", "image prune", "doctor", "bench", "demo", "version"),
 }
 SHORT_FLAGS = {
@@ -144,7 +145,8 @@ def test_help_texts_begin_with_a_sentence() -> None:
 OTHER_IMPORTS = {
     "service.py": {"sandlot.server"},
     "keys.py": {"sandlot.server", "sandlot.core.access.api_keys", "sandlot.model.access", "sandlot.model.records"},
-    "images.py": {"sandlot.images", "sandlot.server.settings"},
+    "images.py": {"sandlot.images", "sandlot.server.settings", "sandlot.model.images", "sandlot.model.templates"},
+    "sbom.py": {"sandlot.link"},
     "mcp.py": {"sandlot.mcp"},
     "options.py": {"sandlot.images.recipe"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
@@ -284,7 +286,7 @@ WITHOUT_JSON = {
     *("rm", "process kill", "context rm", "context restart", "context interrupt", "fs mkdir", "fs mv", "fs realpath", "fs rm", "fs url", "store rm"),
     *("pool rm", "volume rm", "volume attach", "volume detach", "webhook rm", "key rm", "snapshot rm"),
     *("pause", "resume", "hibernate", "promote", "image build", "image rm", "image prune"),  # one word per line, or nothing
-    *("agent chat", "agent rm", "template logs", "template cancel", "template tag", "template rm"),
+    *("agent chat", "agent rm", "template logs", "template cancel", "template tag", "template rm", "template sbom"),
     *("demo", "serve", "forward", "url", "export", "mcp install"),
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
+from sandlot.cli import sbom
 from sandlot.cli.main import dispatch
 from tests.unit.sdk.scripted import Reply, Script
 
@@ -32,3 +34,15 @@ def test_info_shows_one_template(there: Script, capsys: pytest.CaptureFixture[st
     assert ["digest", "abc"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     assert dispatch(["template", "info", "base", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["built"] is True
+
+
+def test_bill_of_materials_names_packages_by_their_urls() -> None:
+    packages = [("deb", "libstdc++6", "12.2.0-14"), ("npm", "@scope/right", "1.0.0"), ("pypi", "numpy", "2.0"), ("other", "x", "1")]
+    found = sbom.document("web:v1", packages, at=datetime(2026, 1, 2, tzinfo=UTC))
+    assert (found["bomFormat"], found["specVersion"], found["metadata"]["timestamp"]) == ("CycloneDX", "1.6", "2026-01-02T00:00:00+00:00")
+    assert found["metadata"]["component"]["name"] == "web:v1"
+    assert [each["purl"] for each in found["components"]] == [
+        "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14",
+        "pkg:npm/%40scope/right@1.0.0",
+        "pkg:pypi/numpy@2.0",
+    ]

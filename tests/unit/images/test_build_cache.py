@@ -64,6 +64,23 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert builds.ensure(KEY, fill(), nobody).is_dir()
 
 
+def test_rebuilt_result_replaces_the_old_one_once_it_is_complete(tmp_path: Path) -> None:
+    builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))
+    folder = builds.ensure(KEY, fill("old"), nobody)
+
+    def fail(_folder: Path, _lock: int) -> None:
+        assert (folder / "file").read_text(encoding="utf-8") == "old"
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        builds.rebuild(KEY, fail, nobody)
+    assert (folder / "file").read_text(encoding="utf-8") == "old"
+    assert builds.rebuild(KEY, fill("new"), nobody) == folder
+    assert (folder / "file").read_text(encoding="utf-8") == "new"
+    assert builds.rebuild(OTHER, fill(), nobody).is_dir()
+    assert left_in(tmp_path) == []
+
+
 def test_second_builder_builds_if_the_first_failed(tmp_path: Path) -> None:
     building, waiting = threading.Event(), threading.Event()
     builds = BuildCache(tmp_path, "things", FreeSpace(tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -9,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from sandlot.host.free_space import FreeSpace
+from sandlot.images import build
 from sandlot.images import store as stores
 from sandlot.images.build_cache import BuildCache
+from sandlot.images.package_changes import PackageChange
 from sandlot.images.recipe import Debian, Recipe
 from sandlot.images.store import ImageStore
-from sandlot.model.errors import ErrorCode, NotFoundError
+from sandlot.model.errors import ErrorCode, HostError, NotFoundError
 from sandlot.model.specs import RootFs
 
 
@@ -72,3 +76,43 @@ def test_images_are_evicted_by_their_last_use_and_only_if_unused(tmp_path: Path,
         store._evict_root_images()  # noqa: SLF001 - called when an image was made
         assert sorted(folder.name[0] for folder in (tmp_path / "root-images").iterdir()) == list(left)
     assert store.restore_root_image("b" * 64) is None, "nothing is left to make it from"
+
+
+def test_update_builds_ancestors_first_and_shows_changed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, built = "1", list[tuple[str, Path | None]]()
+
+    def fill(folder: Path, recipe: Recipe, parent: Path | None, _runner: object, _report: object) -> None:
+        if recipe.name == "broken":
+            raise HostError("no")
+        built.append((recipe.name, parent))
+        status = folder / "tree/var/lib/dpkg/status"
+        status.parent.mkdir(parents=True)
+        status.write_text(f"Package: {recipe.name}\nVersion: {version}\n")
+        manifest = {"name": recipe.name, "digest": hashlib.sha256(f"{recipe.name}{version}".encode()).hexdigest(), "size_bytes": 1, "files": 1}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    monkeypatch.setattr(build, "build_image", fill)
+    known = {
+        "one": Recipe("one", debian=Debian("bookworm")),
+        **{name: Recipe(name, parent="one", files={"/name": name}) for name in ("two", "three", "broken")},
+    }
+    store = ImageStore(tmp_path, known)
+    first = store.ensure("two")
+    version = "2"
+    updates = list(store.update(["two", "three"]))
+    trees = tmp_path / "images"
+    one = trees / updates[0].new.key / "tree"
+    assert built == [("one", None), ("two", one), ("one", None), ("two", one), ("three", one)]
+    assert [(each.old is None, each.new.name, each.changes) for each in updates] == [
+        (False, "one", [PackageChange("deb", "one", "1", "2")]),
+        (False, "two", [PackageChange("deb", "two", "1", "2")]),
+        (True, "three", [PackageChange("deb", "three", "", "2")]),
+    ]
+    assert (store.ensure("two").key, store.ensure("two").digest) == (first.key, updates[1].new.digest)
+    assert {each.name: each.origin for each in store.list()} == {"one": "Debian bookworm", "two": "one", "three": "one"}
+    version = "3"
+    with pytest.raises(HostError, match="no"):
+        list(store.update(["broken"]))
+    assert store.find("broken") is None
+    with pytest.raises(NotFoundError):
+        list(store.update(["nonsense"]))

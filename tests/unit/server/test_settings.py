@@ -25,6 +25,7 @@ from sandlot.server.settings import Settings
 from sandlot.web.preview_urls import PreviewAddress
 
 ROOT = Path(__file__).resolve().parents[3]
+RECIPES = ROOT / "src/sandlot/images/recipes"
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 VALUES: Mapping[str, tuple[str, Any]] = {
     "data_dir": ("/d", Path("/d")),
     "cache_dir": ("/c", Path("/c")),
+    "recipes_dir": (str(RECIPES), RECIPES),
     "database_url": ("postgresql://u:p@h/d", "postgresql://u:p@h/d"),
     "host": ("::1", "::1"),
     "port": ("1", 1),
@@ -125,6 +127,19 @@ def test_every_setting_has_a_variable_of_its_name() -> None:
     env = {f"SANDLOT_{name.upper()}": text for name, (text, _) in VALUES.items()}
     assert Settings.load(env) == Settings(**{name: value for name, (_, value) in VALUES.items()})
     assert set(VALUES) == {field.name for field in fields(Settings)}
+
+
+def test_recipes_of_a_folder_are_templates_that_pools_can_name(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('description = "small"\nfrom = "base"\n')
+    env = {"SANDLOT_RECIPES_DIR": str(tmp_path), "SANDLOT_POOLS": "small=1"}
+    assert {"small", "base", "builder"} <= Settings.load(env).recipes.keys()
+    for broken, message in (
+        ({"SANDLOT_POOLS": "builder=1"}, r"pools of these templates: agent, base, .*small"),
+        ({"SANDLOT_RECIPES_DIR": str(tmp_path / "none")}, "cannot be read: No such file"),
+        ({"SANDLOT_RECIPES_DIR": ""}, "SANDLOT_POOLS"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            Settings.load(env | broken)
 
 
 def test_the_database_is_a_file_of_the_data_directory_unless_it_is_said() -> None:

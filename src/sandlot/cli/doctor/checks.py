@@ -163,6 +163,7 @@ def _checks(settings: Settings) -> list[DoctorCheck]:
 
     data, cache = str(settings.data_dir), str(settings.cache_dir)
     folders = {"data_dir": data, "cache_dir": cache}
+    images = {"cache_dir": cache, "recipes_dir": None if settings.recipes_dir is None else str(settings.recipes_dir)}
     drivers = list(dict.fromkeys((*driver_names(), *settings.isolation_allowed)))
     return [
         DoctorCheck(Task("cgroups", f"{_CHECKS}.cgroups:check_cgroups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
@@ -170,7 +171,7 @@ def _checks(settings: Settings) -> list[DoctorCheck]:
         DoctorCheck(Task("storage", f"{_CHECKS}.storage:check_storage", {**folders, "plenty": PLENTY_BYTES}), "storage", ("data-dir", "cache-dir")),
         DoctorCheck(Task("loops", f"{_CHECKS}.storage:check_loops", {"data_dir": data}), "storage", ("loop-devices",)),
         DoctorCheck(Task("layers", f"{_CHECKS}.storage:check_layers", folders, deadline_s=30.0), "storage", ("shared-roots",)),
-        DoctorCheck(Task("images", "sandlot.cli.doctor.checks:inspect_images", {"cache_dir": cache}, deadline_s=30.0), "storage", ("images",)),
+        DoctorCheck(Task("images", "sandlot.cli.doctor.checks:inspect_images", images, deadline_s=30.0), "storage", ("images",)),
         *(
             DoctorCheck(
                 Task(
@@ -213,13 +214,13 @@ def _findings(checks: Sequence[DoctorCheck], outcomes: Mapping[str, Outcome]) ->
 
 
 # Checks that run in processes of their own.
-def inspect_images(*, cache_dir: str) -> list[dict[str, Any]]:
+def inspect_images(*, cache_dir: str, recipes_dir: str | None) -> list[dict[str, Any]]:
     """Check the images of templates."""
-    from sandlot.images.recipe import builtin
+    from sandlot.images.recipe import load_folder, shipped
     from sandlot.images.store import ImageStore
 
-    store = ImageStore(Path(cache_dir))
-    names = sorted(builtin())
+    store = ImageStore(Path(cache_dir), {**shipped(), **(load_folder(Path(recipes_dir)) if recipes_dir else {})})
+    names = store.names()
     try:
         built = [name for name in names if store.find(name) is not None]
     except PermissionError:

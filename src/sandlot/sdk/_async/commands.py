@@ -85,7 +85,7 @@ class AsyncCommands:
             cmd: A shell command (bash if the template has it, else sh), or a list of program and arguments that is run without a shell.
             envs: Environment variables for this command.
             cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
-            user: Name or uid of the user; default: ``user``.
+            user: Name or uid of the user; default: that of the sandbox.
             stdin: Standard input: text, bytes, a file object or chunks of bytes, sent as fast as the command reads. In the background also True:
                 standard input stays open for :meth:`AsyncCommandHandle.send_stdin`. Default: ``/dev/null``.
             timeout: Seconds until the command and its process group are killed. None: no limit. Default: 60, and no limit in the background.

@@ -46,7 +46,7 @@ class AsyncPty:
             cols: Width of the terminal in characters.
             envs: Environment variables of the program. Default of ``TERM``: ``xterm-256color``.
             cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
-            user: Name or uid of the user; default: ``user``.
+            user: Name or uid of the user; default: that of the sandbox.
             timeout: Seconds until the whole session is killed. Default: no limit.
             tag: Text by which ``commands.list`` shows the process.
 

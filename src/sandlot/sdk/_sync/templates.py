@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sandlot.model.errors import ExecutionFailedError, InvalidRequestError
 from sandlot.sdk import requests
 from sandlot.sdk._sync import backend
 from sandlot.sdk._sync.transport import Transport
-from sandlot.sdk.build_context import packed
+from sandlot.sdk.build_context import PackedContext, packed, uploadable
 from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.models.templates import BuildLine, TemplateBuild, TemplateInfo
 
@@ -40,6 +41,8 @@ class Templates:
         *,
         dockerfile: str | Path | None = None,
         context: str | Path | None = None,
+        archive: Path | None = None,
+        image: str | None = None,
         args: Mapping[str, str] | None = None,
         target: str | None = None,
         tags: Sequence[str] = (),
@@ -52,12 +55,16 @@ class Templates:
         no_cache: bool = False,
         on_line: backend.Callback[BuildLine] | None = None,
     ) -> TemplateBuild:
-        """Build a template from a Dockerfile, and wait until it is ready. A template of this name is created if there is none.
+        """Build a template from a Dockerfile or an archive with an image, and wait until it is ready.
+
+        A template of this name is created if there is none.
 
         Args:
             name: Name of the template: a-z, 0-9, ``-`` and ``_``.
             dockerfile: Text of the Dockerfile, or its path as :class:`~pathlib.Path`. Default: ``Dockerfile`` in ``context``.
             context: Folder with the files that ``COPY`` reads. Default: no files.
+            archive: Instead of a Dockerfile: archive of an OCI layout, of ``docker save`` or of a root filesystem, or the folder of a layout.
+            image: Name of the image in ``archive``. Default: the only image.
             args: Values of ``ARG`` instructions.
             target: Last stage to build. Default: the last stage.
             tags: Tags that the build gets when it is ready. Default: ``default``.
@@ -77,6 +84,8 @@ class Templates:
             name,
             dockerfile=dockerfile,
             context=context,
+            archive=archive,
+            image=image,
             args=args,
             target=target,
             tags=tags,
@@ -105,6 +114,8 @@ class Templates:
         *,
         dockerfile: str | Path | None = None,
         context: str | Path | None = None,
+        archive: Path | None = None,
+        image: str | None = None,
         args: Mapping[str, str] | None = None,
         target: str | None = None,
         tags: Sequence[str] = (),
@@ -120,16 +131,18 @@ class Templates:
 
         Raises:
             InvalidRequestError: The Dockerfile is invalid; the message names the line.
+            NotFoundError: There is no such file or folder on this machine.
             LimitError: A quota is used up, or too many builds of the key wait.
         """
-        if dockerfile is None:
+        if dockerfile is None and archive is None:
             if context is None:
-                raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile`, or a `context` with a file `Dockerfile`.")
+                raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile`, `archive`, or a `context` with a file `Dockerfile`.")
             dockerfile = Path(context) / "Dockerfile"
-        text = dockerfile if isinstance(dockerfile, str) else backend.in_thread(dockerfile.read_text)
         body = requests.omit_none(
-            dockerfile=text,
-            context=None if context is None else self._upload(Path(context)),
+            dockerfile=backend.in_thread(dockerfile.read_text) if isinstance(dockerfile, Path) else dockerfile,
+            context=None if context is None else self._upload(packed(Path(context))),
+            archive=None if archive is None else self._upload(uploadable(archive)),
+            image=image,
             args=dict(args) if args else None,
             target=target,
             tags=[*tags] or None,
@@ -212,8 +225,7 @@ class Templates:
         """
         self._transport.request("DELETE", f"{_path(template)}/tags/{requests.path_segment(tag)}")
 
-    def _upload(self, folder: Path) -> str:
-        packing = packed(folder)
+    def _upload(self, packing: AbstractContextManager[PackedContext]) -> str:
         context = backend.in_thread(packing.__enter__)
         try:
             with backend.in_thread(context.path.open, "rb") as content:

@@ -62,7 +62,7 @@ class CreateProcessRequest(RequestModel):
     argv: Texts | None = Field(default=None, description="Program and arguments.")
     env: Metadata = Field(default_factory=dict, description="Environment variables, added to those of the sandbox.")
     cwd: Text | None = Field(default=None, description="Working directory, relative to that of the sandbox, which is the default.")
-    user: UserName = Field(default="user", description="User of the process.")
+    user: UserName | None = Field(default=None, description="User of the process. Default: the user of the sandbox.")
     stdin: Text | None = Field(default=None, description="Complete standard input.")
     stdin_open: bool = Field(default=False, description="Keep the standard input open for `POST …/stdin`.")
     timeout: float | None = Field(
@@ -100,7 +100,7 @@ class CreateProcessRequest(RequestModel):
             argv=shell_argv(self.command) if self.command is not None else tuple(self.argv or ()),
             env=self.env,
             cwd=self.cwd,
-            user=User(self.user),
+            user=None if self.user is None else User(self.user),
             stdin=self.stdin_open or self.stdin is not None,
             timeout_s=timeout_s,
             rows=None if self.pty is None else self.pty.rows,

@@ -10,7 +10,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from sandlot.builds import dependencies, dockerfile
-from sandlot.builds.plan import BuildPlan
+from sandlot.builds.plan import ArchiveBase, BuildPlan, FixedSteps, Stage
+from sandlot.model.access import Principal
+from sandlot.model.errors import InvalidRequestError
 from sandlot.model.sandboxes import LimitsChange
 from sandlot.model.specs import Limits
 from sandlot.model.templates import BuildLine, BuildRecord, TemplateRecord
@@ -36,10 +38,18 @@ class BuildContextResponse(ResponseModel):
 class BuildTemplateRequest(RequestModel):
     """A build of a template."""
 
-    dockerfile: Text = Field(
+    dockerfile: Text | None = Field(
+        default=None,
         description="Text of the Dockerfile. `FROM` names a template of this service, such as `base`, or an image of a registry.",
         examples=["FROM base\nRUN pip install flask\nCOPY . /app\n"],
     )
+    archive: Text | None = Field(
+        default=None,
+        description=(
+            "Name of an uploaded archive that becomes the template, instead of `dockerfile`: an OCI layout, `docker save`, or a root filesystem."
+        ),
+    )
+    image: Text = Field(default="", description="Name of the image in `archive`. Default: the only image.")
     context: Text | None = Field(default=None, description="Name of the archive with the files that `COPY` and `ADD` read. Default: no files.")
     args: dict[str, str] = Field(default_factory=dict, description="Values of `ARG` instructions.")
     target: Text = Field(default="", description="Last stage to build. Default: the last stage of the Dockerfile.")
@@ -164,23 +174,44 @@ async def upload_context(archive: str, request: Request) -> Response:
 
 @router.post("/templates/{template}/builds", status_code=201, responses=documented_response(TemplateBuildResponse, "The build, which waits.", 201))
 async def build(template: str, body: BuildTemplateRequest, request: Request) -> Response:
-    """Build a template from a Dockerfile. A template of this name is created if there is none. The build goes on if the client disconnects."""
+    """Build a template from a Dockerfile or an archive with an image. The build goes on if the client disconnects.
+
+    A template of this name is created if there is none.
+    """
     principal, node, builds = get_principal(request), get_node(request), dependencies.get_builds(request)
-    parsed = dockerfile.parse(body.dockerfile, args=body.args, target=body.target)
-    uploads = {} if body.context is None else await dependencies.get_uploads(request).require(principal, [body.context])
-    plan = BuildPlan(
-        parsed.stages,
-        contexts={} if body.context is None else {"": uploads[body.context]},
-        start_command=body.start_command,
-        ready_command=body.ready_command,
-        ignores_cache=body.no_cache,
-        warnings=parsed.warnings,
-    )
+    plan = await _plan(request, principal, body)
     change = body.limits.change()
     limits = None if change == LimitsChange() else change.over(Limits())
     _, record = await node.template_builds.request(principal, template, limits=limits, tags=body.tags)
     await builds.start(principal, record, plan)
     return json_response(TemplateBuildResponse.of(record), 201)
+
+
+async def _plan(request: Request, principal: Principal, body: BuildTemplateRequest) -> BuildPlan:
+    names = [name for name in (body.archive, body.context) if name is not None]
+    if body.archive is not None:
+        if body.dockerfile is not None or body.context is not None or body.args or body.target:
+            raise InvalidRequestError(
+                "`archive` is built without a Dockerfile.", hint="Pass either `archive` or `dockerfile`.", fields={"field": "archive"}
+            )
+        found = await dependencies.get_uploads(request).require(principal, names)
+        stages: tuple[Stage, ...] = (Stage(ArchiveBase(found[body.archive], body.image), FixedSteps()),)
+        warnings: tuple[str, ...] = ()
+    elif body.dockerfile is None or body.image:
+        field = "image" if body.image else "dockerfile"
+        raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile` or `archive`.", fields={"field": field})
+    else:
+        parsed = dockerfile.parse(body.dockerfile, args=body.args, target=body.target)
+        found = await dependencies.get_uploads(request).require(principal, names)
+        stages, warnings = parsed.stages, parsed.warnings
+    return BuildPlan(
+        stages,
+        contexts={} if body.context is None else {"": found[body.context]},
+        start_command=body.start_command,
+        ready_command=body.ready_command,
+        ignores_cache=body.no_cache,
+        warnings=warnings,
+    )
 
 
 @router.get("/templates/{template}/builds", responses=documented_response(TemplateBuildsResponse, "A page of builds, newest first."))
