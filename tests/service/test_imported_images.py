@@ -36,6 +36,8 @@ def test_archive_becomes_a_template_with_a_bill_of_materials(
     with Sandbox.create(template="tiny", client=service.client) as sandbox:
         assert sandbox.commands.run([*INTERPRETER_ARGV, "-c", CHECK], check=True).stdout == "4321 /srv ['new', 'node_modules'] b=c"
         assert sandbox.files.read("/srv/new") == "new\n"
+        written = sandbox.files.write("/tmp/written", "x")
+        assert (written.uid, written.gid) == (4321, 4321)
     assert dispatch(["template", "sbom", "tiny", "-o", str(tmp_path / "bill.json")]) == 0
     bill = json.loads((tmp_path / "bill.json").read_text())
     assert [each["purl"] for each in bill["components"]] == ["pkg:deb/debian/libc6@2.36", "pkg:npm/left@3.0.0"]

@@ -32,7 +32,7 @@ from sandlot.model.errors import InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.images import Layer
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxFilter
 from sandlot.model.specs import ProcessSpec, RootFs, TemplateRef, User
-from sandlot.model.templates import BuiltRoot
+from sandlot.model.templates import BuiltRoot, TemplateDefaults
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.image_templates import ImageTemplates
 from tests.support.image_layers import HARDLINK, StoredLayer, entry, layer_of
@@ -86,6 +86,10 @@ class RootTemplates(ImageTemplates):
     async def find(self, principal: Principal, name: str) -> TemplateRef | None:
         """Return the template of a name."""
         return TemplateRef(LOCAL, name) if name in self.roots else await super().find(principal, name)
+
+    async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
+        """Return what sandboxes of a template get."""
+        return TemplateDefaults() if ref.name in self.roots else await super().defaults(ref)
 
     async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the build of a template."""

@@ -45,7 +45,7 @@ from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.host.blocking import outlast_cancellation, run_blocking
 from sandlot.model.access import INTERNAL, Principal
-from sandlot.model.errors import ConflictError, HostError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import Output, ProcessEnded, ProcessOutcome
 from sandlot.model.images import ImageConfig, Layer
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -58,6 +58,8 @@ BUILD: Final = "sandlot.build"
 """Key in the metadata of a sandbox: id of the build that uses it."""
 EXTRA_S: Final = 600.0
 """Seconds that the sandboxes of a build can live longer than the build may take."""
+_NO_ROOM: Final = frozenset({ErrorCode.BUSY, ErrorCode.LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED, ErrorCode.NODE_DISK_FULL})
+"""Codes of errors with which a good snapshot cannot be restored now."""
 MAX_MATCHES: Final = 10_000
 """Maximum number of paths to which the sources of one copy expand."""
 _ENDS: Final[Mapping[str, str]] = {
@@ -325,9 +327,11 @@ class Executor:
                     continue  # the step changes no file
                 snapshot = await self._cache.find(self._build.owner, key)
                 if snapshot is not None:
-                    with suppress(ConflictError, NotFoundError, HostError):  # it cannot be restored here, or was just removed
+                    try:
                         return await self._create(snapshot=snapshot.id), number
-                    await self._cache.forget(snapshot)
+                    except SandlotError as error:
+                        if error.code not in _NO_ROOM:  # it is damaged, cannot be restored here, or was just removed
+                            await self._cache.forget(snapshot)
         if run.below is not None:
             below = self._stages[run.below]
             await self._run(below)

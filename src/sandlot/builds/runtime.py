@@ -186,7 +186,7 @@ class BuildRuntime:
                 await self._blobs.layers.prune({layer.digest for build in ready if build.root is not None for layer in build.root.layers})
                 await self._cache.prune_results(self._blobs.layers)
                 await self._bases.prune(ready)
-            except OSError as error:
+            except (OSError, SandlotError) as error:  # such as a full disk: the service starts nevertheless
                 _log.warning("build.layers_not_removed", error=str(error))
 
     # Queue -----------------------------------------------------------------------------------------------------------

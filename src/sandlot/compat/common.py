@@ -149,7 +149,7 @@ async def iter_snapshots(node: Node, principal: Principal, after: Position | Non
 
 
 async def iter_directory(
-    node: Node, principal: Principal, sandbox: str, path: str, *, user: User = User.USER, attributes: str | None = None
+    node: Node, principal: Principal, sandbox: str, path: str, *, user: User | None = None, attributes: str | None = None
 ) -> AsyncIterator[Entry]:
     """Yield the entries of a directory by name. The guest is asked for the next page when the entries of a page have been used.
 
@@ -167,7 +167,7 @@ async def iter_directory(
         offset, more = offset + len(page.entries), page.more and bool(page.entries)
 
 
-async def list_directory(node: Node, principal: Principal, sandbox: str, path: str, *, user: User = User.USER) -> list[Entry]:
+async def list_directory(node: Node, principal: Principal, sandbox: str, path: str, *, user: User | None = None) -> list[Entry]:
     """Return all entries of a directory by name.
 
     Raises:

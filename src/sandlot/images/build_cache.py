@@ -12,8 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandlot.host import durable, locked_folder
@@ -97,9 +98,11 @@ class BuildCache:
         with LockedFolder(self._cache / "tmp", prefix=f"{self.kind}-") as temporary:
             build(temporary.content, temporary.descriptor)
             durable.sync_file_system(temporary.content)
-            if self.find(key) is not None:  # another process that looks for it now waits for the lock
-                locked_folder.discard(self._folder / key, self._cache / "tmp")
+            # Between the two renames, another process that looks for the result waits for the lock.
+            with suppress(FileNotFoundError):
+                (self._folder / key).rename(self._cache / "tmp" / f"old-{key}-{secrets.token_hex(4)}")
             temporary.publish(self._folder / key)
+        self.sweep()
 
     def remove(self, key: str) -> bool:
         """Remove the build result with a key. Return False if there is no such result.

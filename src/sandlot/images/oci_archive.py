@@ -18,7 +18,7 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,13 +221,16 @@ class _RootEntry:
 
 
 @contextmanager
-def open_archive(path: Path, *, scratch: Path | None = None, max_bytes: int = MAX_BYTES) -> Iterator[ImageArchive]:
+def open_archive(
+    path: Path, *, scratch: Path | None = None, max_bytes: int = MAX_BYTES, check_space: Callable[[], None] = lambda: None
+) -> Iterator[ImageArchive]:
     """Open an image in a file or a folder.
 
     Args:
         path: Folder with an OCI image layout, or archive of such a folder, of ``docker save``, or of a root filesystem.
         scratch: Folder for the decompressed archive. None: that of the archive.
         max_bytes: Largest size of the archive without compression.
+        check_space: Function that raises LimitError while the disk has no room for the decompressed archive. It is called often.
 
     Raises:
         InvalidRequestError: The file is none of these, or is damaged.
@@ -238,7 +241,7 @@ def open_archive(path: Path, *, scratch: Path | None = None, max_bytes: int = MA
         folder = _Folder(path)
         yield ImageArchive(folder, _read_images(folder))
         return
-    with path.open("rb") as opened, _plain(opened, scratch or path.parent, max_bytes) as file:
+    with path.open("rb") as opened, _plain(opened, scratch or path.parent, max_bytes, check_space) as file:
         members = _Members.of(file)
         images = _read_images(members) if members is not None and members.is_image else {"": _RootEntry()}
         yield ImageArchive(members if members is not None and members.is_image else _WholeFile(file), images)
@@ -443,7 +446,7 @@ class _Part(io.RawIOBase):
 
 
 @contextmanager
-def _plain(file: IO[bytes], scratch: Path, max_bytes: int) -> Iterator[IO[bytes]]:
+def _plain(file: IO[bytes], scratch: Path, max_bytes: int, check_space: Callable[[], None]) -> Iterator[IO[bytes]]:
     """Yield an archive without compression."""
     head = file.read(8)
     for magic, name in _COMPRESSED.items():
@@ -461,6 +464,7 @@ def _plain(file: IO[bytes], scratch: Path, max_bytes: int) -> Iterator[IO[bytes]
             written += len(piece)
             if written > max_bytes:
                 raise _too_large(max_bytes)
+            check_space()
             plain.write(piece)
         plain.flush()
         yield plain

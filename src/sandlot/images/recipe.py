@@ -301,6 +301,7 @@ def combine(line: Sequence[Recipe]) -> Recipe:
         env=environment(line),
         files=files,
         run=tuple(step for recipe in line for step in recipe.run),
+        languages=_union(recipe.languages for recipe in line),
     )
 
 

@@ -295,13 +295,13 @@ class ImageStore:
         """
         return recipes.environment(recipes.lineage(self._recipes, name))
 
-    def languages(self, name: str) -> frozenset[str]:
-        """Return the names of the languages whose compilers and interpreters a template has.
+    def languages(self, name: str) -> frozenset[str] | None:
+        """Return the names of the languages whose compilers and interpreters a template has; None if its recipes name none.
 
         Raises:
             NotFoundError: There is no such template.
         """
-        return frozenset(language for recipe in recipes.lineage(self._recipes, name) for language in recipe.languages)
+        return frozenset(language for recipe in recipes.lineage(self._recipes, name) for language in recipe.languages) or None
 
     def find(self, name: str) -> Image | None:
         """Return the image of a template, or None if the image has not been built.

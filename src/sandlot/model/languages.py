@@ -12,7 +12,7 @@ from sandlot.model.errors import InvalidRequestError
 
 FOLDER: Final = "/workspace"
 """Folder with the code of a program, and with the files that its compiler writes."""
-_JAVA_CLASS: Final = re.compile(r"^\s*public\s+(?:(?:abstract|final|sealed|strictfp)\s+)*(?:class|enum|interface|record)\s+(\w+)", re.MULTILINE)
+_JAVA_CLASS: Final = re.compile(r"^[ \t]*public\s+(?:(?:abstract|final|sealed|strictfp)\s+)*(?:class|enum|interface|record)\s+(\w+)", re.MULTILINE)
 _JAVA_MAIN: Final = re.compile(r"\b(?:class|enum|interface|record)\s+(\w+)|\bstatic\s+void\s+main\s*\(")
 
 
@@ -95,7 +95,7 @@ LANGUAGES: Final = (
         ("python3", "{file}"),
         "print('Hello, World!')",
         ("python3", "--version"),
-        check=("python3", "-m", "py_compile", "{file}"),
+        check=("python3", "-I", "-c", "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')", "{file}"),
         context="default",
     ),
     Language(

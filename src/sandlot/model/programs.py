@@ -117,6 +117,8 @@ class OneShotParams:
     origin: str = "native"
     cases: tuple[Case, ...] = ()
     check_types: bool = False
+    filename: str = field(init=False, compare=False)
+    """File name of the code."""
 
     def __post_init__(self) -> None:
         language = language_of(self.language)
@@ -128,6 +130,7 @@ class OneShotParams:
                 hint="Move data from the code to `files`.",
                 fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
             )
+        object.__setattr__(self, "filename", language.filename_of(self.code))
         check_env(self.env)
         check_tolerance(self.tolerance)
         _check_range("timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
@@ -140,28 +143,23 @@ class OneShotParams:
         _check_cases(self)
 
     @property
-    def filename(self) -> str:
-        """File name of the code."""
-        return language_of(self.language).filename_of(self.code)
-
-    @property
     def program(self) -> str:
         """Path of the code inside the sandbox."""
         return f"{WORKSPACE}/{self.filename}"
 
-    def each_case(self) -> tuple[OneShotParams, ...]:
-        """Return the parameters of a run with each case; those of the program itself if it has no cases."""
-        return tuple(
-            replace(
-                self,
-                cases=(),
-                stdin=case.stdin,
-                expected_output=case.expected_output,
-                comparison=case.comparison or self.comparison,
-                tolerance=self.tolerance if case.tolerance is None else case.tolerance,
-            )
-            for case in self.cases
-        ) or (self,)
+    def for_case(self, index: int) -> OneShotParams:
+        """Return the parameters of a run with one of the cases; those of the program itself if it has no cases."""
+        if not self.cases:
+            return self
+        case = self.cases[index]
+        return replace(
+            self,
+            cases=(),
+            stdin=case.stdin,
+            expected_output=case.expected_output,
+            comparison=case.comparison or self.comparison,
+            tolerance=self.tolerance if case.tolerance is None else case.tolerance,
+        )
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -202,6 +200,10 @@ def _check_cases(params: OneShotParams) -> None:
     for case in params.cases:
         if case.tolerance is not None:
             check_tolerance(case.tolerance)
+    if params.cases and any(posixpath.normpath(path).startswith("../") for path in params.files):
+        raise InvalidRequestError(
+            "A file of a program with cases is outside of the working directory.", hint="Use an absolute path.", fields={"field": "files"}
+        )
 
 
 def _check_range(name: str, value: float, smallest: float, largest: float) -> None:

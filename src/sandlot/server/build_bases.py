@@ -161,7 +161,7 @@ class ServiceBases:
         return await self._layered(principal, BuiltRoot(image.layers, image.size_bytes), image.config, report)
 
     async def _archived(self, principal: Principal, path: Path, name: str, report: Report) -> BaseRoot:
-        opening = open_archive(path, max_bytes=MAX_ARCHIVE_BYTES)
+        opening = open_archive(path, max_bytes=MAX_ARCHIVE_BYTES, check_space=self._layers.check_space)
         archive = await run_in_own_thread(opening.__enter__)
         try:
             image = await run_in_own_thread(archive.image, name or None)

@@ -230,3 +230,12 @@ def test_builtin_recipes_name_no_host_and_pin_every_package_with_hashes() -> Non
         requirements = [line for line in recipe.lock.replace("\\\n", " ").splitlines() if line.strip()]
         for line in requirements:
             assert re.fullmatch(r"[a-z0-9.-]+==\S+( ; [^-]+)?(\s+--hash=sha256:[0-9a-f]{64})+", line.strip())
+
+
+def test_template_has_the_languages_of_all_its_recipes(tmp_path: Path) -> None:
+    own = {**recipes.shipped(), "plain": Recipe("plain", debian=Debian("bookworm"))}
+    store = ImageStore(tmp_path, own)
+    of_base = frozenset({"bash", "javascript", "perl", "python"})
+    assert store.languages("base") == store.languages("code-interpreter-slim") == of_base
+    assert store.languages("code-interpreter") == store.languages("agent") == of_base | {"c", "cpp"}
+    assert store.languages("plain") is None  # not known

@@ -33,3 +33,11 @@ def test_unknown_language_is_refused_with_all_names() -> None:
 def test_contexts_exist_for_the_languages_of_the_guest() -> None:
     assert set(DEFAULT_CONTEXTS) == set(CONTEXT_LANGUAGES.values()) == set(schema.LANGUAGES)
     assert CONTEXT_LANGUAGES["py"] == "python"
+
+
+def test_file_name_of_java_is_found_in_any_text() -> None:
+    java = language_of("java")
+    assert java.filename_of("  public final class First {}\nclass Second {}") == "First.java"
+    assert java.filename_of("class A {}\nclass B { static void main(String[] a) {} }") == "B.java"
+    for piece in ("\n", " ", "public ", "public\n", "class  \n", "static "):
+        assert java.filename_of(piece * 1_000_000 + ";").endswith(".java")  # a search that takes quadratic time would not end

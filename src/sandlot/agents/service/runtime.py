@@ -236,10 +236,12 @@ class AgentRuntime:
 
         Raises:
             NotFoundError: There is no such session.
+            ConflictError: A message was sent meanwhile.
         """
         found = await self._node.agents.get_session(principal, session)
         await self._stop(found.id)
-        await self._delete(principal, found.id)
+        with self._no_run(found):
+            await self._delete(principal, found.id)
 
     async def _delete(self, principal: Principal, session: AgentSessionId) -> None:
         found = await self._node.agents.get_session(principal, session)

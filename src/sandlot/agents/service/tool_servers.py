@@ -37,6 +37,8 @@ MAX_TOOL_BYTES: Final = 64 * 1024
 """Size of the description and the schema of a tool. A larger tool is left out."""
 CLOSE_S: Final = 5.0
 """Seconds for the end of a connection, after which it is cut."""
+MAX_REASON_CHARS: Final = 200
+"""Length above which the reason of a failure is cut."""
 MIN_SECRET_CHARS: Final = 6
 """Length of a part of a header from which on it is taken for a credential."""
 
@@ -219,7 +221,7 @@ class _Connection:
         except TimeoutError:
             return self._failed(f"it has not responded within {self._entry.timeout:g} seconds")
         except Exception as error:  # noqa: BLE001 - the client raises errors of several packages
-            return self._failed(_reason(error))
+            return self._failed(self._reason(error))
         return self._result(result)
 
     async def _keep_open(self) -> None:
@@ -244,8 +246,9 @@ class _Connection:
             for tool in page.tools:
                 name = f"{self._entry.name}__{tool.name}"
                 description = self._entry.redact(tool.description or "")
-                size = len(description) + len(json.dumps(tool.input_schema))
-                if len(self.tools) < MAX_TOOLS and _TOOL_NAME.fullmatch(name) and size <= MAX_TOOL_BYTES:
+                schema = json.dumps(tool.input_schema)
+                size, is_clean = len(description) + len(schema), self._entry.redact(schema) == schema
+                if len(self.tools) < MAX_TOOLS and _TOOL_NAME.fullmatch(name) and size <= MAX_TOOL_BYTES and is_clean:
                     self.tools[name] = ServerTool(name, description, tool.input_schema)
                 else:
                     left_out.append(tool.name[:64])
@@ -263,17 +266,21 @@ class _Connection:
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            _log.info("tool_server.closed", server=self._entry.name, error=self._entry.redact(_reason(error)))
+            _log.info("tool_server.closed", server=self._entry.name, error=self._reason(error))
 
     def _problem(self) -> str:
         assert self._task is not None  # noqa: S101 - entered
         if not self._task.done():
             return f"it has not responded within {self._entry.timeout:g} seconds"
         error = self._task.exception()
-        return "it has closed the connection" if error is None else self._entry.redact(_reason(error))
+        return "it has closed the connection" if error is None else self._reason(error)
+
+    def _reason(self, error: BaseException) -> str:
+        """Return the reason of a failure, without credentials: a part of one would not be found after the text is cut."""
+        return self._entry.redact(_reason(error))[:MAX_REASON_CHARS]
 
     def _failed(self, why: str) -> ToolResult:
-        text = f"Error: the MCP server {self._entry.name!r} failed: {self._entry.redact(why)}. It is not known whether the call had an effect."
+        text = f"Error: the MCP server {self._entry.name!r} failed: {why}. It is not known whether the call had an effect."
         return ToolResult((Text(text),), is_error=True)
 
     def _result(self, result: Any) -> ToolResult:  # noqa: ANN401 - CallToolResult, whose package is imported with the first run that needs it
@@ -304,5 +311,5 @@ def _reason(error: BaseException) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return f"it responded with status {status}"
-    text = str(error).partition("\n")[0][:200]
+    text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

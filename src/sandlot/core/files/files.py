@@ -28,7 +28,8 @@ MAX_MODE = 0o7777
 class FileService:
     """Files and folders of sandboxes.
 
-    All operations take paths, absolute or relative to the working directory of the sandbox, and the user whose rights apply. They raise
+    All operations take paths, absolute or relative to the working directory of the sandbox, and the user whose rights apply, by default the
+    user of the sandbox. They raise
     ``NotFoundError`` for a path that does not exist (``path_not_found``), ``ForbiddenError`` for a path that the user may not access
     (``permission_denied``), and ``InvalidRequestError`` for an invalid path or a path of the wrong kind.
     """
@@ -37,10 +38,11 @@ class FileService:
         self._registry = registry
 
     async def read(
-        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, length: int | None = None, user: User = User.USER
+        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, length: int | None = None, user: User | None = None
     ) -> Download:
         """Open a file, and read at most ``length`` bytes from the position ``offset``. If ``length`` is None, read to the end."""
-        return await read(self._registry.find(sandbox, principal), path, user=user, offset=offset, length=length)
+        live = self._registry.find(sandbox, principal)
+        return await read(live, path, user=user or live.spec.user, offset=offset, length=length)
 
     async def write(
         self,
@@ -53,7 +55,7 @@ class FileService:
         parents: bool = True,
         append: bool = False,
         in_place: bool = False,
-        user: User = User.USER,
+        user: User | None = None,
     ) -> Entry:
         """Write a file. The old file is replaced in one step, after the last chunk. If the call is cancelled, the old file stays.
 
@@ -68,7 +70,7 @@ class FileService:
             in_place: Truncate an existing file and write to it instead of replacing the file. Its inode, owner and mode stay, and ``mode`` is
                 ignored. If the call fails or is cancelled, the file has the part that was written. Not with ``append``. A file with several hard
                 links is always written in place, and gets ``mode``.
-            user: User that writes the file.
+            user: User that writes the file. None: the user of the sandbox.
 
         Raises:
             LimitError: The disk of the sandbox is full (``disk_full``), or the content is larger than the quota of the caller allows
@@ -77,7 +79,14 @@ class FileService:
         """
         live = self._registry.find(sandbox, principal)
         return await write(
-            live, path, _within_quota(principal.quota, chunks), user=user, mode=mode, parents=parents, append=append, in_place=in_place
+            live,
+            path,
+            _within_quota(principal.quota, chunks),
+            user=user or live.spec.user,
+            mode=mode,
+            parents=parents,
+            append=append,
+            in_place=in_place,
         )
 
     async def write_as_root(
@@ -97,13 +106,14 @@ class FileService:
         return await write(live, path, _within_quota(principal.quota, chunks), user=User.ROOT, owner=owner, attributes=attributes)
 
     async def list(
-        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User = User.USER, attributes: str | None = None
+        self, principal: Principal, sandbox: str, path: str, *, offset: int = 0, user: User | None = None, attributes: str | None = None
     ) -> Listing:
         """Return at most 1,000 entries of a folder, sorted by name, after the first ``offset`` entries. For ``attributes`` see :meth:`stat`."""
-        return await listing(self._registry.find(sandbox, principal), path, user=user, offset=offset, attributes=attributes)
+        live = self._registry.find(sandbox, principal)
+        return await listing(live, path, user=user or live.spec.user, offset=offset, attributes=attributes)
 
     async def stat(
-        self, principal: Principal, sandbox: str, path: str, *, follow: bool = True, user: User = User.USER, attributes: str | None = None
+        self, principal: Principal, sandbox: str, path: str, *, follow: bool = True, user: User | None = None, attributes: str | None = None
     ) -> Entry:
         """Return type, size, times and permissions of a path.
 
@@ -112,14 +122,16 @@ class FileService:
             sandbox: Id of the sandbox.
             path: Path of the file.
             follow: Follow a symbolic link in the last part of the path.
-            user: User whose permissions apply.
+            user: User whose permissions apply. None: the user of the sandbox.
             attributes: Prefix of the names of extended attributes to return. None returns no attributes.
         """
-        return await stat(self._registry.find(sandbox, principal), path, user=user, follow=follow, attributes=attributes)
+        live = self._registry.find(sandbox, principal)
+        return await stat(live, path, user=user or live.spec.user, follow=follow, attributes=attributes)
 
-    async def resolve(self, principal: Principal, sandbox: str, path: str, *, user: User = User.USER) -> Entry:
+    async def resolve(self, principal: Principal, sandbox: str, path: str, *, user: User | None = None) -> Entry:
         """Return the properties of the file or folder to which a path leads, with its path without symbolic links, as realpath(3)."""
-        return await resolve(self._registry.find(sandbox, principal), path, user=user)
+        live = self._registry.find(sandbox, principal)
+        return await resolve(live, path, user=user or live.spec.user)
 
     async def find_home(self, principal: Principal, sandbox: str, user: User) -> str:
         """Return the absolute path of the home directory of a user.
@@ -138,30 +150,34 @@ class FileService:
         *,
         parents: bool = True,
         mode: int | None = None,
-        user: User = User.USER,
+        user: User | None = None,
         owner: User | None = None,
     ) -> Entry:
         """Create a folder. If ``parents`` is True, create missing parents, and raise no error if the folder exists already.
 
-        Created folders belong to ``owner``, or to ``user`` if it is None. An owner needs ``user`` root.
+        Created folders belong to ``owner``, or to the user if it is None. An owner needs ``user`` root.
         """
-        return await make_directory(self._registry.find(sandbox, principal), path, user=user, parents=parents, mode=mode, owner=owner)
+        live = self._registry.find(sandbox, principal)
+        return await make_directory(live, path, user=user or live.spec.user, parents=parents, mode=mode, owner=owner)
 
-    async def move(self, principal: Principal, sandbox: str, path: str, to: str, *, overwrite: bool = False, user: User = User.USER) -> Entry:
+    async def move(self, principal: Principal, sandbox: str, path: str, to: str, *, overwrite: bool = False, user: User | None = None) -> Entry:
         """Move or rename a file or folder, and return its entry at the new path."""
-        return await move(self._registry.find(sandbox, principal), path, to, user=user, overwrite=overwrite)
+        live = self._registry.find(sandbox, principal)
+        return await move(live, path, to, user=user or live.spec.user, overwrite=overwrite)
 
-    async def delete(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User = User.USER) -> int:
+    async def delete(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User | None = None) -> int:
         """Delete a file or folder, and return the number of deleted entries. A folder that is not empty needs ``recursive``."""
-        return await remove(self._registry.find(sandbox, principal), path, user=user, recursive=recursive)
+        live = self._registry.find(sandbox, principal)
+        return await remove(live, path, user=user or live.spec.user, recursive=recursive)
 
-    async def pack(self, principal: Principal, sandbox: str, path: str, *, compress: bool = False, user: User = User.USER) -> Stream[bytes]:
+    async def pack(self, principal: Principal, sandbox: str, path: str, *, compress: bool = False, user: User | None = None) -> Stream[bytes]:
         """Pack a folder or a single file as a tar archive, compressed with gzip if ``compress`` is True.
 
         If the last part of the path is a symbolic link, the link is followed. If the iteration raises an error, the archive is incomplete and has no
         end marker.
         """
-        return await archives.pack(self._registry.find(sandbox, principal), path, user=user, compress=compress)
+        live = self._registry.find(sandbox, principal)
+        return await archives.pack(live, path, user=user or live.spec.user, compress=compress)
 
     async def collect(self, principal: Principal, sandbox: str, paths: Sequence[str]) -> Stream[bytes]:
         """Read files and folders with their owners and attributes, in the format of ``core/files/overlay.py``: :func:`overlay.collect`."""
@@ -171,7 +187,7 @@ class FileService:
         """Copy files in the format of ``core/files/overlay.py`` into a sandbox, with the rights of root: :func:`overlay.copy_files`."""
         await overlay.copy_files(self._registry.find(sandbox, principal), chunks, owner=owner)
 
-    async def unpack(self, principal: Principal, sandbox: str, path: str, chunks: AsyncIterable[bytes], *, user: User = User.USER) -> Unpacked:
+    async def unpack(self, principal: Principal, sandbox: str, path: str, chunks: AsyncIterable[bytes], *, user: User | None = None) -> Unpacked:
         """Unpack a tar archive, plain or compressed with gzip, in a folder. The folder and its parents are created if they do not exist.
 
         The chunks are read as fast as the sandbox writes. If the call fails or is cancelled, entries that are already unpacked remain.
@@ -181,7 +197,8 @@ class FileService:
             LimitError: The disk of the sandbox is full (``disk_full``), or the archive has more than 100,000 entries (``too_large``).
             Exception: Reading ``chunks`` raised this exception.
         """
-        return await archives.unpack(self._registry.find(sandbox, principal), path, chunks, user=user)
+        live = self._registry.find(sandbox, principal)
+        return await archives.unpack(live, path, chunks, user=user or live.spec.user)
 
 
 class FileDownload:

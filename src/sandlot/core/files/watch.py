@@ -65,7 +65,7 @@ class WatchService:
         """Watches of a sandbox, by id."""
 
     async def watch(
-        self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, holds: bool = True, user: User = User.USER
+        self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, holds: bool = True, user: User | None = None
     ) -> FolderWatch:
         """Watch a folder. All changes that happen after this call has returned are reported.
 
@@ -77,9 +77,10 @@ class WatchService:
             InvalidRequestError: The path is not a folder.
             LimitError: More than 1,000 folders are below the folder (``limit_exceeded``).
         """
-        return await _watch(self._registry.find(sandbox, principal), path, user=user, recursive=recursive, holds=holds)
+        live = self._registry.find(sandbox, principal)
+        return await _watch(live, path, user=user or live.spec.user, recursive=recursive, holds=holds)
 
-    async def create(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User = User.USER) -> Watch:
+    async def create(self, principal: Principal, sandbox: str, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
         """Create a watch that keeps all changes that happen after this call has returned, until :meth:`take` returns them.
 
         The arguments are those of :meth:`watch`. The watch does not count as activity of the sandbox.
@@ -95,7 +96,7 @@ class WatchService:
                 hint="Delete a watcher that is no longer needed, or watch one folder recursively.",
                 fields={"watchers": MAX_WATCHERS},
             )
-        watch = BufferedFolderWatch(live, path, user, recursive=recursive)
+        watch = BufferedFolderWatch(live, path, user or live.spec.user, recursive=recursive)
         watches[watch.id] = watch
         try:
             await watch.begin()

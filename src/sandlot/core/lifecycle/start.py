@@ -240,7 +240,7 @@ class TemplateSnapshotStart:
         # An error of the store is no reason to discard the snapshot or to try another strategy, so the record is saved outside of the `try`.
         await supervisor.save_starting()
         try:
-            was_prepared = await _restore(supervisor, snapshot.image, is_template=not snapshot.runs_programs)
+            was_prepared = await _restore(supervisor, snapshot.image, is_template=self.build is None and not snapshot.runs_programs)
         except SandlotError as error:
             supervisor.check_end()
             if error.code is ErrorCode.NODE_DISK_FULL:

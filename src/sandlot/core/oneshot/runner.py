@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import secrets
 import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -121,14 +122,14 @@ class OneShotRunner:
             SandlotError: The program could not be run. If the program runs and fails, no error is raised.
         """
         params = replace(params, template=await self._choose_template(principal, params))
-        todo = list(params.each_case())
         results: list[Result] = []
-        while todo:
+        while len(results) < max(1, len(params.cases)):
             # Before the sandbox is created: a sandbox is expensive, and the quota may refuse the run.
             self._execution_counter.check(principal.owner)
-            sandbox = await self._create_sandbox(principal, params, len(todo), room_timeout_s)
+            create_params = _create_params(params, len(params.cases) - len(results), principal)
+            sandbox = await self._create_sandbox(principal, create_params, room_timeout_s)
             try:
-                refused = await self._run_cases(sandbox, params, todo, results)
+                refused = await self._run_cases(sandbox, params, results, asyncio.get_running_loop().time() + (create_params.timeout_s or 0.0))
             except NotFoundError as error:
                 if error.code is not ErrorCode.PROGRAM_NOT_FOUND:
                     raise
@@ -188,9 +189,8 @@ class OneShotRunner:
         languages = (await self._templates.defaults(await self._templates.find(principal, template))).languages
         return None if languages is None else language.name in languages
 
-    async def _create_sandbox(self, principal: Principal, params: OneShotParams, cases: int, room_timeout_s: float) -> Sandbox:
+    async def _create_sandbox(self, principal: Principal, create_params: CreateSandboxParams, room_timeout_s: float) -> Sandbox:
         """Create the sandbox of a run. If there is no room, retry until ``room_timeout_s`` seconds have passed."""
-        create_params = _create_params(params, cases, principal)
         loop = asyncio.get_running_loop()
         give_up_s, pause_s = loop.time() + room_timeout_s, _FIRST_PAUSE_S
         while True:
@@ -202,8 +202,14 @@ class OneShotRunner:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    async def _run_cases(self, sandbox: Sandbox, params: OneShotParams, todo: list[OneShotParams], results: list[Result]) -> Result | None:
-        """Run cases in a sandbox until none is left or the sandbox ends. Move each case from ``todo`` to its result in ``results``.
+    async def _run_cases(self, sandbox: Sandbox, params: OneShotParams, results: list[Result], ends_s: float) -> Result | None:
+        """Run the cases that have no result yet, until none is left or the next one needs another sandbox. At least one case runs.
+
+        Args:
+            sandbox: A new sandbox.
+            params: The program.
+            results: Results of the cases, to which those of further cases are added.
+            ends_s: Time of the event loop at which the lifetime of the sandbox ends.
 
         Returns:
             Result of the program if it has a compile error; otherwise None.
@@ -212,33 +218,47 @@ class OneShotRunner:
         await self._write_files(sandbox, WORKSPACE, {params.program: params.code.encode(), **params.files})
         for argv in (language.check_types if params.check_types else (), language.compile):
             if argv and (refused := await self._check(sandbox, params, argv)) is not None:
-                return refused
+                results += [refused] * (len(params.cases) - len(results)) if results else []
+                return None if results else refused
         keep = await _reap(sandbox, None) if has_cases else []
-        oom_kills = 0
-        while todo:
-            case = todo[0]
-            folder = f"{WORKSPACE}/.case-{len(results) + 1}" if has_cases else WORKSPACE
-            if has_cases:
-                await files.make_directory(sandbox, folder, user=User.USER)
-                await self._write_files(sandbox, folder, {name: data for name, data in params.files.items() if not name.startswith("/")})
-            observation = await self._run_program(sandbox, case, folder)
-            oom_kills, observation.oom_kills = observation.oom_kills, max(0, observation.oom_kills - oom_kills)
+        is_new = True
+        for index in range(len(results), max(1, len(params.cases))):
+            case = params.for_case(index)
+            try:
+                if not is_new and not await self._is_usable(sandbox, case, keep, ends_s):
+                    break
+                oom_kills = await _oom_kills(sandbox) if has_cases or language.compile else 0
+                folder = await self._make_case_folder(sandbox, params) if has_cases else WORKSPACE
+                observation = await self._run_program(sandbox, case, folder)
+            except SandlotError as error:
+                if is_new or error.fields.get("reason") == ExitReason.KILLED:
+                    raise
+                break  # the case before has damaged the sandbox
+            is_new = False
+            observation.oom_kills = max(0, observation.oom_kills - oom_kills)
             if observation.sandbox_error is not None and observation.sandbox_error.fields.get("reason") == ExitReason.KILLED:
                 raise observation.sandbox_error  # a request or the stop of the service killed the sandbox, so the program has no verdict
             result = await self._grade(case, observation)
             if not results and (refused := await self._check_failed(sandbox, case, result)) is not None:
                 return refused
-            del todo[0]
             results.append(
                 replace(result, stdout=result.stdout[:CASE_OUTPUT_CHARS], stderr=result.stderr[:CASE_OUTPUT_CHARS]) if has_cases else result
             )
             if observation.sandbox_error is not None:
                 break
-            if todo:
-                left = await _reap(sandbox, keep)
-                if not set(left) <= set(keep):
-                    break  # some process cannot be killed: the next case gets a new sandbox
         return None
+
+    async def _is_usable(self, sandbox: Sandbox, case: OneShotParams, keep: Sequence[int], ends_s: float) -> bool:
+        """Kill the processes of the case before. Return whether the next case can run in the sandbox, and can take all of its time."""
+        left = await _reap(sandbox, keep)
+        return set(left) <= set(keep) and asyncio.get_running_loop().time() + case.timeout_s + GRACE_S <= ends_s
+
+    async def _make_case_folder(self, sandbox: Sandbox, params: OneShotParams) -> str:
+        """Create the working directory of a case, whose name no earlier case can know, and return its path."""
+        folder = f"{WORKSPACE}/.case-{secrets.token_hex(8)}"
+        await files.make_directory(sandbox, folder, user=User.USER, parents=False)
+        await self._write_files(sandbox, folder, {name: data for name, data in params.files.items() if not name.startswith("/")})
+        return folder
 
     async def _check_failed(self, sandbox: Sandbox, params: OneShotParams, result: Result) -> Result | None:
         """Check the syntax of an interpreted program that has failed. Return the result of the program if it has a syntax error, otherwise None."""
@@ -246,7 +266,7 @@ class OneShotRunner:
         if argv and result.status is Status.RUNTIME_ERROR and result.signal is None:
             with suppress(SandlotError):  # such as a folder in the place of the file
                 await self._write_files(sandbox, WORKSPACE, {params.program: params.code.encode()})  # the program may have changed its file
-                return await self._check(sandbox, params, argv)
+                return await self._check(sandbox, params, argv, is_syntax=True)
         return None
 
     async def _grade(self, params: OneShotParams, observation: Observation) -> Result:
@@ -260,10 +280,13 @@ class OneShotRunner:
         for path, content in contents.items():
             await files.write(sandbox, posixpath.join(folder, path), _single_chunk(content), user=User.USER)
 
-    async def _check(self, sandbox: Sandbox, params: OneShotParams, argv: tuple[str, ...]) -> Result | None:
-        """Run a compiler or a syntax check. Return the result of the program if it is refused, otherwise None."""
+    async def _check(self, sandbox: Sandbox, params: OneShotParams, argv: tuple[str, ...], *, is_syntax: bool = False) -> Result | None:
+        """Run a compiler or a syntax check. Return the result of the program if it is refused, otherwise None.
+
+        A syntax check that was killed refuses nothing, because the program has run.
+        """
         argv = language_of(params.language).command(argv, params.filename)
-        spec = ProcessSpec(argv=argv, cwd=WORKSPACE, timeout_s=COMPILE_TIMEOUT_S)
+        spec = ProcessSpec(argv=argv, cwd=WORKSPACE, user=sandbox.spec.user, timeout_s=COMPILE_TIMEOUT_S)
         captured = bytearray()
         try:
             async with sandbox.connection(COMPILE_TIMEOUT_S + GRACE_S) as link:
@@ -274,7 +297,9 @@ class OneShotRunner:
                 outcome = process_outcome(call.id, await call.result())
         except SandboxEndedError as error:
             raise await sandbox.explain(error) from None
-        return None if outcome.exit_code == 0 else compile_error(params, outcome, captured.decode("utf-8", "replace"))
+        if outcome.exit_code == 0 or (is_syntax and outcome.reason != "exited"):
+            return None
+        return compile_error(params, outcome, captured.decode("utf-8", "replace"))
 
     async def _run_program(self, sandbox: Sandbox, params: OneShotParams, folder: str) -> Observation:
         language = language_of(params.language)
@@ -297,8 +322,8 @@ class OneShotRunner:
                                 until_killed.reschedule(loop.time() + _KILL_TIMEOUT_S)
                                 await self._processes.signal(OPERATOR, sandbox.id, process.id, int(signals.SIGKILL))
                         observation.outcome = await process.outcome()
-            if observation.outcome is not None and observation.outcome.exit_code and sandbox.instance is not None:
-                observation.oom_kills = (await sandbox.instance.usage()).oom_kills
+            if observation.outcome is not None and observation.outcome.exit_code:
+                observation.oom_kills = await _oom_kills(sandbox)
         except SandboxEndedError as error:
             observation.sandbox_error = error
         finally:
@@ -373,6 +398,10 @@ async def _reap(sandbox: Sandbox, keep: Sequence[int] | None) -> Sequence[int]:
     return [pid for pid in pids if isinstance(pid, int)] if isinstance(pids, list) else []
 
 
+async def _oom_kills(sandbox: Sandbox) -> int:
+    return 0 if sandbox.instance is None else (await sandbox.instance.usage()).oom_kills
+
+
 def _language_missing(language: Language, template: str, others: Sequence[str]) -> InvalidRequestError:
     names = " or ".join(f"`{name}`" for name in others) or "a template with the compiler or interpreter"
     return InvalidRequestError(
@@ -384,7 +413,7 @@ def _language_missing(language: Language, template: str, others: Sequence[str]) 
 
 def _create_params(params: OneShotParams, cases: int, principal: Principal) -> CreateSandboxParams:
     longest_s = principal.quota.lifetime_s
-    lifetime_s = params.timeout_s * cases + COMPILE_TIMEOUT_S + _SPARE_LIFETIME_S
+    lifetime_s = params.timeout_s * max(1, cases) + COMPILE_TIMEOUT_S + _SPARE_LIFETIME_S
     return CreateSandboxParams(
         template=params.template or DEFAULT_TEMPLATE,
         metadata=params.metadata,

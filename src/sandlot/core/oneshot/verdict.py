@@ -113,7 +113,7 @@ def compile_error(params: OneShotParams, outcome: ProcessOutcome, output: str) -
     }
     return Result(
         status=Status.COMPILE_ERROR,
-        fault=PROGRAM_FAULTS[Status.COMPILE_ERROR],
+        fault=Fault.LIMIT if outcome.reason in killed else PROGRAM_FAULTS[Status.COMPILE_ERROR],
         language=language_of(params.language).name,
         stdout="",
         stderr=output,

@@ -185,7 +185,11 @@ class SnapshotMaker:
         snapshot = await take_in_thread(self.cache.take, key, TemplateSnapshot.release)
         if snapshot is None:
             return None
-        verdict = await asyncio.to_thread(driver.restorable, snapshot.image)
+        try:
+            verdict = await asyncio.to_thread(driver.restorable, snapshot.image)
+        except BaseException:
+            snapshot.release()
+            raise
         if verdict.ok:
             return snapshot
         snapshot.release()
@@ -225,7 +229,11 @@ class SnapshotMaker:
         booted = await self._boot(recipe, source, job)
         stopwatch.lap("boot_s")
         headroom = await booted.instance.snapshot_headroom()
-        size = await booted.instance.snapshot(image, keep_running=False, headroom_bytes=headroom.most_bytes)
+        if recipe.is_built:  # programs of a user run in the sandbox, so its headroom is reserved like that of any sandbox
+            async with source.headroom(headroom) as headroom_bytes:
+                size = await booted.instance.snapshot(image, keep_running=False, headroom_bytes=headroom_bytes)
+        else:
+            size = await booted.instance.snapshot(image, keep_running=False, headroom_bytes=headroom.most_bytes)
         stopwatch.lap("write_s")
         self._release(job)
         await source.release_soon(STEP_TIMEOUT_S)

@@ -52,13 +52,13 @@ class TemplateSnapshot:
     Args:
         image: Folder of the driver's snapshot.
         manifest: Content of ``made.json``.
-        descriptor: Open descriptor of ``made.json``, which holds the shared lock.
+        descriptors: Open descriptor of ``made.json``, which holds the shared lock; empty once the snapshot is released.
     """
 
     key: str
     image: Path
     manifest: Mapping[str, Any]
-    descriptor: int
+    descriptors: list[int]
 
     @property
     def runs_programs(self) -> bool:
@@ -71,9 +71,9 @@ class TemplateSnapshot:
         return int(self.manifest.get("size_bytes", 0))
 
     def release(self) -> None:
-        """Stop using the snapshot, so that it can be removed."""
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
+        """Stop using the snapshot, so that it can be removed. Idempotent: the number of a closed descriptor may soon be that of another file."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 class TemplateSnapshotCache:
@@ -100,7 +100,7 @@ class TemplateSnapshotCache:
                     if os.path.samestat(os.fstat(descriptor), file.stat()):
                         manifest = json.loads(file.read_text("utf-8"))
                         os.utime(descriptor)  # time of the last use
-                        return TemplateSnapshot(key, self._folder / key / IMAGE, manifest, descriptor)
+                        return TemplateSnapshot(key, self._folder / key / IMAGE, manifest, [descriptor])
             except BaseException:
                 os.close(descriptor)
                 raise

@@ -86,7 +86,7 @@ class AsyncFiles:
         Args:
             path: Path of the file.
             format: ``text`` (UTF-8), ``bytes``, or ``stream``: an iterator of bytes for files that do not fit into memory.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Raises:
             NotFoundError: ``path_not_found``.
@@ -123,7 +123,7 @@ class AsyncFiles:
         Args:
             path: Path of the file.
             data: Text, bytes, a file object or chunks of bytes. File objects and chunks are sent as they are read.
-            user: Owner of the file, by name or uid; default: ``user``.
+            user: Owner of the file, by name or uid; default: that of the sandbox.
             mode: Permission bits. Default: 0o644.
             append: Append to the file instead of replacing it.
             in_place: Write into an existing file instead of replacing it, for programs that have the file open or watch it, such as
@@ -157,7 +157,7 @@ class AsyncFiles:
         Args:
             path: Path of the directory.
             limit: Maximum number of entries. Default: all.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
         """
         found: builtins.list[FileEntry] = []
         more = True
@@ -175,7 +175,7 @@ class AsyncFiles:
         Args:
             path: Path of the entry.
             follow: Describe the target of a symbolic link at the end of the path; False describes the link.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Raises:
             NotFoundError: ``path_not_found``.
@@ -199,7 +199,7 @@ class AsyncFiles:
         Args:
             path: Path.
             follow: Look for the target of a symbolic link at the end of the path; False looks for the link.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
         """
         params = requests.omit_none(path=path, follow=None if follow else "false", user=user)
         response = await self._transport.request("GET", f"{self._path}/exists", params=params)
@@ -212,7 +212,7 @@ class AsyncFiles:
         Args:
             path: Path of the directory.
             recursive: Also watch directories below it, including new ones; at most 1,000.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Returns:
             The changes from now on, until the directory is removed or the watch is closed.
@@ -268,7 +268,7 @@ class AsyncFiles:
             path: Present path.
             to: New path.
             overwrite: Replace a file at the new path.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Raises:
             NotFoundError: ``path_not_found``.
@@ -285,7 +285,7 @@ class AsyncFiles:
         Args:
             path: Path to delete; of a symbolic link, the link itself is deleted.
             recursive: Delete directories with their content.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Returns:
             Number of deleted files and directories.
@@ -316,7 +316,7 @@ class AsyncFiles:
         Args:
             local: Path on this machine. A symbolic link as the last part of this path is followed.
             guest: Path of the copy in the sandbox. Missing parent directories are created.
-            user: Owner of the files, by name or uid; default: ``user``.
+            user: Owner of the files, by name or uid; default: that of the sandbox.
             in_place: Write into existing files instead of replacing them, as in :meth:`write`. The files are then sent one after another.
             on_progress: Called after each chunk that was sent.
             on_skip: Called with a sentence about each entry that is skipped. Default: the sentence is logged as a warning.
@@ -410,7 +410,7 @@ class AsyncFiles:
         Args:
             guest: Path in the sandbox.
             local: Path of the copy on this machine. Missing parent directories are created.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
             on_progress: Called after each chunk that arrived.
             on_skip: Called with a sentence about each link that is skipped. Default: the sentence is logged as a warning.
 

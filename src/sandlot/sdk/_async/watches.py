@@ -97,7 +97,7 @@ class AsyncWatchers:
         Args:
             path: Absolute path of the directory.
             recursive: Also watch directories below it, including new ones; at most 1,000.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Raises:
             NotFoundError: ``path_not_found``.

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError
 from sandlot.model.faults import Fault
-from sandlot.model.specs import USER_PATTERN
+from sandlot.model.specs import USER_PATTERN, User
 from sandlot.server.composition import RunningService
 from sandlot.web import errors, streaming
 from sandlot.web.models import ResponseModel, Text
@@ -44,6 +44,15 @@ PROBLEM: dict[int | str, dict[str, Any]] = {
         ("5XX", "The service or its host failed; the body has the reason and a hint."),
     )
 }
+
+
+def parse_user(name: str | None) -> User | None:
+    """Return the user that a request names. None: that of the sandbox.
+
+    Raises:
+        InvalidRequestError: The name cannot be that of a user.
+    """
+    return None if name is None else User(name)
 
 
 class Problem(ResponseModel):

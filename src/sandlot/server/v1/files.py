@@ -13,7 +13,7 @@ from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.model.files import Download, Entry, Unpacked
 from sandlot.model.signed_urls import DEFAULT_URL_LIFETIME_S, Grant
 from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, SandboxPath, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, SandboxPath, UserName, documented_response, parse_user, raw_body
 from sandlot.web import ranges, streaming
 from sandlot.web.auth import OWNER, SIGNED_PATH
 from sandlot.web.body_limits import streams_request_body
@@ -67,7 +67,7 @@ class PathQuery(QueryModel):
     """A path in the sandbox."""
 
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/data.csv"])
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 class ListDirectoryQuery(PathQuery):
@@ -114,7 +114,7 @@ class CreateDirectoryRequest(RequestModel):
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/out"])
     parents: bool = Field(default=True, description="Create missing parent directories, and accept an existing directory.")
     mode: int | None = Field(default=None, description="Permission bits as a decimal number.")
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 class MoveFileRequest(RequestModel):
@@ -123,7 +123,7 @@ class MoveFileRequest(RequestModel):
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/out"])
     to: SandboxPath = Field(description="New path.", examples=["/workspace/results"])
     overwrite: bool = Field(default=False, description="Replace an existing file.")
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 class DeleteFileResponse(ResponseModel):
@@ -211,7 +211,7 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 @router.get("/v1/sandboxes/{sandbox}/files/content", response_class=Response, responses=CONTENT)
 async def read(sandbox: str, query: Annotated[ReadFileQuery, Query()], request: Request) -> Response:
     """Read a file or a part of it, by `offset` and `length` or by `Range`. An error during the transfer ends the response early."""
-    user = User(query.user)
+    user = parse_user(query.user)
     if not query.offset and query.length is None and (part := await range_response(request, sandbox, query.path, user)) is not None:
         return part
     files, principal = get_node(request).files, get_principal(request)
@@ -235,7 +235,7 @@ async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request
         parents=query.parents,
         append=query.append,
         in_place=query.in_place,
-        user=User(query.user),
+        user=parse_user(query.user),
     )
     return json_response(FileEntryResponse.of(await cancel_on_hangup(request, work)))
 
@@ -243,7 +243,7 @@ async def write(sandbox: str, query: Annotated[WriteFileQuery, Query()], request
 @router.get("/v1/sandboxes/{sandbox}/files", responses=documented_response(DirectoryResponse, "Up to 1,000 entries, by name."))
 async def list_directory(sandbox: str, query: Annotated[ListDirectoryQuery, Query()], request: Request) -> Response:
     """List a directory."""
-    listing = await get_node(request).files.list(get_principal(request), sandbox, query.path, offset=query.offset, user=User(query.user))
+    listing = await get_node(request).files.list(get_principal(request), sandbox, query.path, offset=query.offset, user=parse_user(query.user))
     return json_response(DirectoryResponse(entries=[FileEntryResponse.of(entry) for entry in listing.entries], more=listing.more))
 
 
@@ -251,7 +251,7 @@ async def list_directory(sandbox: str, query: Annotated[ListDirectoryQuery, Quer
 async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Check whether a path exists."""
     try:
-        await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
+        await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=parse_user(query.user))
     except SandlotError as error:
         if error.code not in _ABSENT:
             raise
@@ -262,14 +262,14 @@ async def exists(sandbox: str, query: Annotated[StatQuery, Query()], request: Re
 @router.get("/v1/sandboxes/{sandbox}/files/stat", responses=documented_response(FileEntryResponse, "The entry."))
 async def stat(sandbox: str, query: Annotated[StatQuery, Query()], request: Request) -> Response:
     """Get type, size, mode and owner of a path."""
-    entry = await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=User(query.user))
+    entry = await get_node(request).files.stat(get_principal(request), sandbox, query.path, follow=query.follow, user=parse_user(query.user))
     return json_response(FileEntryResponse.of(entry))
 
 
 @router.get("/v1/sandboxes/{sandbox}/files/realpath", responses=documented_response(FileEntryResponse, "The entry, with the resolved path."))
 async def realpath(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Resolve all symbolic links of a path. The path must exist."""
-    entry = await get_node(request).files.resolve(get_principal(request), sandbox, query.path, user=User(query.user))
+    entry = await get_node(request).files.resolve(get_principal(request), sandbox, query.path, user=parse_user(query.user))
     return json_response(FileEntryResponse.of(entry))
 
 
@@ -277,7 +277,7 @@ async def realpath(sandbox: str, query: Annotated[PathQuery, Query()], request: 
 async def create_directory(sandbox: str, body: CreateDirectoryRequest, request: Request) -> Response:
     """Create a directory."""
     files, principal = get_node(request).files, get_principal(request)
-    entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=User(body.user))
+    entry = await files.make_directory(principal, sandbox, body.path, parents=body.parents, mode=body.mode, user=parse_user(body.user))
     return json_response(FileEntryResponse.of(entry))
 
 
@@ -286,7 +286,7 @@ async def move(sandbox: str, body: MoveFileRequest, request: Request) -> Respons
     """Move or rename a file or directory."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(
-        FileEntryResponse.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=User(body.user)))
+        FileEntryResponse.of(await files.move(principal, sandbox, body.path, body.to, overwrite=body.overwrite, user=parse_user(body.user)))
     )
 
 
@@ -295,7 +295,7 @@ async def delete(sandbox: str, query: Annotated[DeleteFileQuery, Query()], reque
     """Delete a file, or a directory with `recursive`."""
     files, principal = get_node(request).files, get_principal(request)
     return json_response(
-        DeleteFileResponse(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=User(query.user)))
+        DeleteFileResponse(removed=await files.delete(principal, sandbox, query.path, recursive=query.recursive, user=parse_user(query.user)))
     )
 
 
@@ -303,7 +303,7 @@ async def delete(sandbox: str, query: Annotated[DeleteFileQuery, Query()], reque
 async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, Query()], request: Request) -> Response:
     """Download a directory or file as a tar archive with relative names. An error during the transfer ends the archive early."""
     compress = query.format == "tar.gz"
-    packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=User(query.user))
+    packing = get_node(request).files.pack(get_principal(request), sandbox, query.path, compress=compress, user=parse_user(query.user))
     packed = await cancel_on_disconnect(request, packing)
     return streaming.KeepAliveStreamResponse(packed, packed.aclose, media_type=GZIP if compress else TAR)
 
@@ -316,7 +316,7 @@ async def download_archive(sandbox: str, query: Annotated[DownloadArchiveQuery, 
 @streams_request_body
 async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], request: Request) -> Response:
     """Unpack a tar archive in a directory, which is created if it does not exist. Links that lead out are skipped. Files before an error stay."""
-    work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=User(query.user))
+    work = get_node(request).files.unpack(get_principal(request), sandbox, query.path, iter_body(request), user=parse_user(query.user))
     return json_response(UploadArchiveResponse.of(await cancel_on_hangup(request, work)))
 
 
@@ -356,7 +356,7 @@ def content_response(download: Download, **headers: str) -> KeepAliveStreamRespo
     return KeepAliveStreamResponse(download, download.aclose, media_type="application/octet-stream", headers={"Accept-Ranges": "bytes", **headers})
 
 
-async def range_response(request: Request, sandbox: str, path: str, user: User, **headers: str) -> KeepAliveStreamResponse | None:
+async def range_response(request: Request, sandbox: str, path: str, user: User | None, **headers: str) -> KeepAliveStreamResponse | None:
     """Return the requested range of a file; None if the whole file is requested. If the file becomes shorter, the response ends early."""
     if "range" not in request.headers:
         return None

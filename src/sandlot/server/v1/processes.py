@@ -24,9 +24,9 @@ from sandlot.model.executions import (
 from sandlot.model.faults import Fault
 from sandlot.model.files import MAX_TRACKED_FOLDERS, ChangedFile
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, User, shell_argv
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, MAX_TAG_BYTES, MAX_TERMINAL_SIZE, ProcessSpec, shell_argv
 from sandlot.model.streams import Stream
-from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, EventTable, Problem, UserName, documented_response, parse_user, raw_body
 from sandlot.server.v1.printed_urls import PRINTED_URLS_DESCRIPTION, PrintedUrlResponse, PrintedUrls
 from sandlot.web import streaming
 from sandlot.web.body_limits import streams_request_body
@@ -100,7 +100,7 @@ class CreateProcessRequest(RequestModel):
             argv=shell_argv(self.command) if self.command is not None else tuple(self.argv or ()),
             env=self.env,
             cwd=self.cwd,
-            user=None if self.user is None else User(self.user),
+            user=parse_user(self.user),
             stdin=self.stdin_open or self.stdin is not None,
             timeout_s=timeout_s,
             rows=None if self.pty is None else self.pty.rows,

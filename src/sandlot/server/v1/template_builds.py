@@ -197,9 +197,10 @@ async def _plan(request: Request, principal: Principal, body: BuildTemplateReque
         found = await dependencies.get_uploads(request).require(principal, names)
         stages: tuple[Stage, ...] = (Stage(ArchiveBase(found[body.archive], body.image), FixedSteps()),)
         warnings: tuple[str, ...] = ()
-    elif body.dockerfile is None or body.image:
-        field = "image" if body.image else "dockerfile"
-        raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile` or `archive`.", fields={"field": field})
+    elif body.image:
+        raise InvalidRequestError("`image` names an image in `archive`.", hint="Pass `archive`, or omit `image`.", fields={"field": "image"})
+    elif body.dockerfile is None:
+        raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile` or `archive`.", fields={"field": "dockerfile"})
     else:
         parsed = dockerfile.parse(body.dockerfile, args=body.args, target=body.target)
         found = await dependencies.get_uploads(request).require(principal, names)

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from sandlot.model.files import FileEvent as DirectoryEvent
 from sandlot.model.files import FileEventKind, FolderWatch, Watch
-from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, EventTable, Problem, SandboxPath, UserName, documented_response, only_events
+from sandlot.server.v1.common import PROBLEM, EventTable, Problem, SandboxPath, UserName, documented_response, only_events, parse_user
 from sandlot.server.v1.files import PathQuery
 from sandlot.web import streaming
 from sandlot.web.dependencies import SandboxNameRoute, cancel_on_disconnect, get_node, get_principal
@@ -70,7 +69,7 @@ class CreateWatcherRequest(RequestModel):
 
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace"])
     recursive: bool = Field(default=False, description="Watch directories below it too, including new ones, up to 1,000.")
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 class WatcherResponse(WatchStartedEvent):
@@ -129,7 +128,7 @@ router = APIRouter(prefix="/v1/sandboxes/{sandbox}/files", tags=["files"], route
 @router.get("/watch", response_class=Response, responses=only_events(WATCH_EVENTS, "Events of the directory."))
 async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Request) -> Response:
     """Watch a directory and stream its events until the directory is removed."""
-    beginning = get_node(request).watches.watch(get_principal(request), sandbox, query.path, recursive=query.recursive, user=User(query.user))
+    beginning = get_node(request).watches.watch(get_principal(request), sandbox, query.path, recursive=query.recursive, user=parse_user(query.user))
     watched = await cancel_on_disconnect(request, beginning)
     return streaming.event_response(request, _events(watched, query), watched.aclose)
 
@@ -137,7 +136,7 @@ async def watch(sandbox: str, query: Annotated[WatchQuery, Query()], request: Re
 @router.post("/watchers", status_code=201, responses=documented_response(WatcherResponse, "The new watcher.", 201))
 async def create_watcher(sandbox: str, body: CreateWatcherRequest, request: Request) -> Response:
     """Create a watcher, which collects up to 4,096 events of a directory until a client takes them."""
-    making = get_node(request).watches.create(get_principal(request), sandbox, body.path, recursive=body.recursive, user=User(body.user))
+    making = get_node(request).watches.create(get_principal(request), sandbox, body.path, recursive=body.recursive, user=parse_user(body.user))
     return json_response(WatcherResponse.of(await cancel_on_disconnect(request, making)), 201)
 
 

@@ -70,8 +70,8 @@ async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.
     ]
     for body in bodies:
         assert refused(await http.post(f"{HERE}/sandboxes", json=body), 400)
-    assert "base" in refused(await http.post(f"{HERE}/sandboxes", json={"template": "agent"}), 404)
-    refused(await http.post(f"{HERE}/sandboxes", json={"template": "agent", "from_snapshot": "x"}), 404)
+    assert "base" in refused(await http.post(f"{HERE}/sandboxes", json={"template": "unknown"}), 404)
+    refused(await http.post(f"{HERE}/sandboxes", json={"template": "unknown", "from_snapshot": "x"}), 404)
     refused(await http.post(f"{HERE}/sandboxes", json={"from_snapshot": "x"}), 404)
     for count in (0, 17, -1):
         refused(await http.post(f"{url}/fork-tree", json={"count": count}), 400)

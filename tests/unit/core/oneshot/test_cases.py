@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sandlot.core.oneshot import runner
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.programs import Case, Comparison, OneShotParams, Result, Status
@@ -93,6 +94,29 @@ async def test_case_after_the_end_of_the_sandbox_runs_in_a_new_sandbox(at: Bench
     assert statuses(done) in (["completed", "runtime_error", "completed"], ["completed", "timeout", "completed"])
 
 
+async def test_case_in_a_damaged_sandbox_runs_in_a_new_one(at: Bench) -> None:
+    code = "read what; if [ $what = damage ]; then chmod 555 /workspace; fi; echo fine"
+    done = await run(at, code, "bash", cases=tuple(Case(what, "fine") for what in (b"a\n", b"damage\n", b"b\n")), files={"data": b""})
+    assert statuses(done) == ["completed"] * 3
+
+
+async def test_case_that_could_outlive_its_sandbox_runs_in_a_new_one(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 1e6)
+    done = await run(at, "import os; print(os.path.exists('/tmp/seen')); open('/tmp/seen', 'w').close()", cases=(Case(),) * 2)
+    assert [case.stdout for case in done.cases] == ["False\n"] * 2
+
+
+async def test_oom_kill_counts_for_its_case_only(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((0, 1, 1, 1, 1))  # before and after the first case, before the second, before and after the third
+
+    async def kills(_sandbox: object) -> int:
+        return next(counts)
+
+    monkeypatch.setattr(runner, "_oom_kills", kills)
+    done = await run(at, "raise SystemExit(int(input()))", cases=(Case(b"3"), Case(b"0"), Case(b"3")))
+    assert statuses(done) == ["memory_exceeded", "completed", "runtime_error"]
+
+
 @parametrized(
     "language, code",
     [
@@ -126,6 +150,11 @@ async def test_program_without_a_syntax_error_has_a_runtime_error(at: Bench, lan
     assert (done.status, done.compile_output) == (Status.RUNTIME_ERROR, "")
 
 
+async def test_files_of_a_program_do_not_change_its_syntax_check(at: Bench) -> None:
+    shadows = dict.fromkeys(("enum.py", "argparse.py", "py_compile.py"), b"raise SystemExit(9)")
+    assert (await run(at, "raise SystemExit(1)", files=shadows)).status is Status.RUNTIME_ERROR
+
+
 async def test_language_that_the_template_lacks_is_refused_without_a_sandbox(at: Bench) -> None:
     with pytest.raises(InvalidRequestError, match="programs in Rust") as refused:
         await run(at, "fn main() {}", "rust")
@@ -142,6 +171,7 @@ async def test_language_that_the_template_lacks_is_refused_without_a_sandbox(at:
         {"cases": (Case(),), "expected_output": ""},
         {"cases": (Case(tolerance=-1),)},
         {"check_types": True},
+        {"cases": (Case(),), "files": {"../main.py": b""}},
     ],
 )
 def test_invalid_cases_are_refused(more: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ async def test_failed_step_is_named_and_leaves_no_template(http: httpx.AsyncClie
         ({"dockerfile": "RUN true"}, "FROM"),
         ({"dockerfile": "FROM base\nFLY away"}, "FLY"),
         ({"dockerfile": None}, "nothing to build"),
-        ({"image": "x"}, "nothing to build"),
+        ({"image": "x"}, "in `archive`"),
         ({"archive": "a"}, "without a Dockerfile"),
         ({"dockerfile": None, "archive": "missing"}, "not uploaded"),
         ({"context": "missing"}, "not uploaded"),
