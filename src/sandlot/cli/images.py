@@ -22,6 +22,7 @@ from sandlot.model.templates import DEFAULT_TEMPLATE_TAG
 if TYPE_CHECKING:
     from types import FrameType
 
+    from sandlot.images.progress import Progress
     from sandlot.images.store import ImageStore, ImageUpdate
 
 images = typer.Typer(help="Build, pull, import, list, update and delete root filesystem images.", no_args_is_help=True)
@@ -44,13 +45,10 @@ def build(
     An image that is built already is not built again. A build leaves the disk space free that SANDLOT_DISK_RESERVE_BYTES keeps for the host. If the
     image `builder` is built, EROFS images are made as well, from which sandboxes of gVisor start faster.
     """
-    from sandlot.images.store import BUILDER
-
     store, progress = _store(cache, recipes), _TimedProgress()
     for name in names:
         typer.echo(store.root(name, progress).tree)
-        if name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
-            store.root_image(name, progress)
+        _make_root_image(store, name, progress)
 
 
 @images.command("pull")
@@ -125,8 +123,6 @@ def update(
 
     A recipe that others begin with is updated first. New sandboxes start from the new image once it is complete. Sandboxes and snapshots keep theirs.
     """
-    from sandlot.images.store import BUILDER
-
     store, progress = _store(cache, recipes), _TimedProgress()
     updated = []
     for each in store.update(names or [name for name in store.all_recipes if store.find(name) is not None], progress):
@@ -137,8 +133,7 @@ def update(
                 typer.echo(f"  {change.kind}:{visible(change.name)} {visible(change.old) or '-'} -> {visible(change.new) or '-'}")
     for each in updated:
         store.root(each.new.name, progress)
-        if each.new.name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
-            store.root_image(each.new.name, progress)
+        _make_root_image(store, each.new.name, progress)
     if json_output:
         rows = [
             {"name": each.new.name, "old": each.old and each.old.digest, "new": each.new.digest, "changes": list(each.changes)} for each in updated
@@ -167,6 +162,14 @@ def prune(*, cache: Cache = None, recipes: Recipes = None) -> None:
     Prints the number of deleted builds.
     """
     typer.echo(_store(cache, recipes).prune())
+
+
+def _make_root_image(store: ImageStore, name: str, progress: Progress) -> None:
+    """Make the EROFS image of a template, if the image that it is made with is built."""
+    from sandlot.images.store import BUILDER
+
+    if name != BUILDER and BUILDER in store.all_recipes and store.find(BUILDER) is not None:
+        store.root_image(name, progress)
 
 
 def _update_line(update: ImageUpdate) -> str:

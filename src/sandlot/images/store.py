@@ -89,7 +89,7 @@ class CachedBuild:
         size_bytes: Total size of the files in the result.
         digest: SHA-256 of the content, in hexadecimal.
         built_at: Time of the build.
-        origin: What an image was built from: ``Debian SUITE`` or the name of another recipe. Empty for other kinds and unknown recipes.
+        origin: Base of an image: ``Debian SUITE`` or the name of another recipe. Empty for other kinds and unknown recipes.
     """
 
     kind: str

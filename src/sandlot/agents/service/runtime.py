@@ -9,8 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -224,9 +224,7 @@ class AgentRuntime:
             NotFoundError: There is no such session.
             ConflictError: A message was sent meanwhile.
         """
-        found = await self._node.agents.get_session(principal, session)
-        await self._stop(found.id)
-        with self._no_run(found):
+        async with self._without_run(principal, session):
             archived = await complete(self._node.agents.archive_session(principal, session))
         await self._end_sandbox(principal, archived)
         return archived
@@ -238,9 +236,7 @@ class AgentRuntime:
             NotFoundError: There is no such session.
             ConflictError: A message was sent meanwhile.
         """
-        found = await self._node.agents.get_session(principal, session)
-        await self._stop(found.id)
-        with self._no_run(found):
+        async with self._without_run(principal, session) as found:
             await self._delete(principal, found.id)
 
     async def _delete(self, principal: Principal, session: AgentSessionId) -> None:
@@ -351,6 +347,19 @@ class AgentRuntime:
             )
         self._runs[session] = active = _ActiveRun(principal.owner)
         return active
+
+    @asynccontextmanager
+    async def _without_run(self, principal: Principal, session: str) -> AsyncIterator[AgentSessionRecord]:
+        """End the run of a session, and let no other begin meanwhile. Provides the session as it was before.
+
+        Raises:
+            NotFoundError: There is no such session.
+            ConflictError: A message was sent meanwhile.
+        """
+        found = await self._node.agents.get_session(principal, session)
+        await self._stop(found.id)
+        with self._no_run(found):
+            yield found
 
     @contextmanager
     def _no_run(self, session: AgentSessionRecord) -> Iterator[None]:

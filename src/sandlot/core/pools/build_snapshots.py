@@ -54,7 +54,7 @@ class BuildSnapshot:
 
     Args:
         spec: Spec of the snapshot; its template has the digest of the build.
-        defaults: What sandboxes of the build get.
+        defaults: Defaults of the sandboxes of the build.
     """
 
     spec: TemplateSnapshotSpec
@@ -68,7 +68,7 @@ class BuildSnapshot:
             template: Template, with the digest of the build.
             isolation: Name of the driver.
             limits: Limits of the sandbox. The disk and the number of processes may be larger than those of the template.
-            defaults: What sandboxes of the build get.
+            defaults: Defaults of the sandboxes of the build.
         """
         own = defaults.limits
         is_visible_limit_equal = (limits.cpus, limits.memory_bytes) == (own.cpus, own.memory_bytes)
@@ -133,7 +133,7 @@ class BuildSnapshots:
         Args:
             principal: Owner of the build, whose quota applies.
             template: Root image of the build.
-            defaults: What sandboxes of the build get.
+            defaults: Defaults of the sandboxes of the build.
             on_output: Called with the output of the start command until it is ready.
 
         Raises:

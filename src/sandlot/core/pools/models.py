@@ -214,7 +214,7 @@ class SnapshotRecipe:
         Args:
             spec: Spec of the snapshot.
             template: The build.
-            defaults: What sandboxes of the build get.
+            defaults: Defaults of the sandboxes of the build.
         """
         return cls(spec, template, defaults.start, defaults.cwd, is_built=bool(defaults.digest))
 

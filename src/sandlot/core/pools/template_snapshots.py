@@ -1,6 +1,6 @@
 """Template snapshots of pools: all sandboxes of a spec are restored from the snapshot of the spec.
 
-How a snapshot is made: :mod:`sandlot.core.pools.snapshot_maker`.
+The module :mod:`sandlot.core.pools.snapshot_maker` makes the snapshots.
 
 Invariants:
 - A snapshot is used only while its key equals the key that a new snapshot would get. The key is computed again every :data:`CHECK_S` and after each
