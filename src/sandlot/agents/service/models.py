@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from sandlot.agents.service.tables import read_tables
 from sandlot.model.errors import ErrorCode, InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -75,13 +75,7 @@ def load_models(path: Path) -> Mapping[str, ModelEntry]:
     Raises:
         InvalidRequestError: The file cannot be read, or a field is missing, unknown or out of range.
     """
-    try:
-        tables = tomllib.loads(path.read_text()).get("models", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _invalid(path, f"it cannot be read: {error}") from None
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise _invalid(path, "`models` must have a table for each model")
-    return {name: _entry(path, name, table) for name, table in tables.items()}
+    return {name: _entry(path, name, table) for name, table in read_tables(path, "model", _invalid).items()}
 
 
 def _entry(path: Path, name: str, table: Mapping[str, Any]) -> ModelEntry:

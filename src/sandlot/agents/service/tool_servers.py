@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from sandlot.agents.service.completion import complete
+from sandlot.agents.service.tables import read_tables
 from sandlot.model.errors import InvalidRequestError
 from sandlot.toolset import output
 from sandlot.toolset.images import decode_image
@@ -107,13 +107,7 @@ def load_tool_servers(path: Path) -> Mapping[str, ToolServerEntry]:
     Raises:
         InvalidRequestError: The file cannot be read, or a field is missing, unknown or out of range.
     """
-    try:
-        tables = tomllib.loads(path.read_text()).get("servers", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _invalid(path, f"it cannot be read: {error}") from None
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise _invalid(path, "`servers` must have a table for each server")
-    return {name: _entry(path, name, table) for name, table in tables.items()}
+    return {name: _entry(path, name, table) for name, table in read_tables(path, "server", _invalid).items()}
 
 
 def _entry(path: Path, name: str, table: Mapping[str, Any]) -> ToolServerEntry:
