@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -25,12 +24,13 @@ from typing import TypeVar
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.registry import DriverSettings
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.model.ids import new_node_id, new_sandbox_id
 from sandlot.model.ports import Instance
 from sandlot.model.specs import MIB, Limits, ProcessSpec, RootFs, SandboxSpec, Shape
 from sandlot.testing.drivers.harness import restore_snapshot, take_snapshot
+from tests.support.cache import CACHE_DIR
 
 LIMITS = Limits(cpus=2.0, memory_bytes=1024 * MIB, disk_bytes=1024 * MIB, pids=256)
 IMPORTS = {"base": "", "base + 50 MiB": "held = __import__('os').urandom(50 << 20)", "pandas": "import numpy, pandas"}
@@ -139,13 +139,13 @@ async def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(arguments)
-    rounds, store, folder = Rounds(), ImageStore(cache_from(os.environ)), Path(tempfile.mkdtemp(prefix="sandlot-bench-"))
+    args = parser.parse_args(arguments)
+    rounds, store, folder = Rounds(), ImageStore(CACHE_DIR), Path(tempfile.mkdtemp(prefix="sandlot-bench-"))
     try:
         for name, program in IMPORTS.items():
             subject = Subject(name, store.root(ROOTS.get(name, "base")), program, folder / name.split()[-1])
             try:
-                for _ in range(asked.rounds):
+                for _ in range(args.rounds):
                     await subject.write(rounds)
                     await subject.restore(rounds)
             finally:
@@ -153,7 +153,7 @@ async def main(arguments: list[str]) -> None:
                     await driver.sweep(())
     finally:
         shutil.rmtree(folder)
-    sys.stdout.write(json.dumps({"ms": rounds.rows, "bytes": rounds.sizes}) if asked.json else rounds.table())
+    sys.stdout.write(json.dumps({"ms": rounds.rows, "bytes": rounds.sizes}) if args.json else rounds.table())
     sys.stdout.write("\n")
 
 

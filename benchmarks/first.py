@@ -25,12 +25,13 @@ from sandlot.drivers.oci.gvisor.config import oci_config
 from sandlot.drivers.oci.gvisor.plan import group_limits
 from sandlot.drivers.oci.gvisor.runtime import find_runsc
 from sandlot.drivers.registry import DriverSettings, open_driver
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.model.ids import NodeId, new_node_id, new_sandbox_id
 from sandlot.model.ports import Driver, Instance, PreparedSandbox
 from sandlot.model.specs import CellSpec, Limits, ProcessSpec, RootFs, SandboxSpec, Shape
 from sandlot.sdk import AsyncClient, AsyncSandbox
+from tests.support.cache import CACHE_DIR
 
 PYTHON = ("/usr/bin/python3", "-c", "print(1)")
 TRUE = ("/bin/true",)
@@ -146,8 +147,8 @@ async def _cell(link: Link) -> None:
 
 async def measure(rounds: Rounds, template: str, count: int, folder: Path) -> None:
     """All figures, round by round."""
-    store = ImageStore(cache_from(os.environ))
-    root, env = await asyncio.to_thread(store.root, template), dict(store.ensure(template).env)
+    store = ImageStore(CACHE_DIR)
+    root, env = await asyncio.to_thread(store.root, template), dict(store.environment(template))
     node = new_node_id()
     drivers = [open_driver(name, DriverSettings(node=node, data_dir=folder / "driver")) for name in ISOLATIONS]
     (folder / "service").mkdir()

@@ -27,7 +27,7 @@ from sandlot.cli.app import app
 from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution import code, output
 from sandlot.core.files import archives, watch
-from sandlot.core.oneshot import runner
+from sandlot.core.programs import batch, runner
 from sandlot.core.records import cell_results
 from sandlot.core.records.metrics import METRICS
 from sandlot.core.webhooks import manager as webhooks
@@ -39,11 +39,13 @@ from sandlot.guest import wake_scripts
 from sandlot.guest.helpers.changes import MAX_FILES as MAX_TRACKED_FILES
 from sandlot.guest.kernels import manager as kernels
 from sandlot.guest.net import tunnels
-from sandlot.images.recipe import builtin
-from sandlot.model import display_capture, files, network, network_activity, packages, pools, programs, sandboxes, signed_urls, specs, volumes
+from sandlot.images.recipe import lineage
+from sandlot.images.recipe_files import builtin_templates
+from sandlot.model import display_capture, files, network, network_activity, packages, paths, pools, programs, sandboxes, signed_urls, specs, volumes
 from sandlot.model.access import Quota
 from sandlot.model.errors import CODES, FAULTS, ErrorCode, error_class
 from sandlot.model.faults import Fault
+from sandlot.model.languages import LANGUAGES
 from sandlot.model.output_capture import HEAD_BYTES, MAX_LOGGED_BYTES, TAIL_BYTES
 from sandlot.model.records import EVENT_DATA, EVENT_TYPES
 from sandlot.model.specs import GIB, KIB, MIB
@@ -350,12 +352,15 @@ _TEMPLATES = """\
 A template is a root filesystem image that Sandlot builds from Debian and Python packages at its first use, or with `sandlot image build TEMPLATE`.
 `template` of a create request names one; the default is `{default}`. `sandlot template ls` and `GET /v1/templates` list them."""
 _TEMPLATE_PROPERTIES = (
-    ("System", "Debian 12 (bookworm) with Python 3.11, without manuals and translations"),
+    ("System", "Debian 12 (bookworm) with Python 3.11, `languages` Debian 13 (trixie) with Python 3.13; without manuals and translations"),
     ("Users", "`user` (id 1000, home `/home/user`), the default for commands, code and files; `root`; Debian's own users; `sudo` needs no password"),
-    ("Working directory", f"`{specs.WORKSPACE}`, which belongs to `user`; `cwd` of a create request sets another"),
+    ("Working directory", f"`{paths.WORKSPACE}`, which belongs to `user`; `cwd` of a create request sets another"),
     ("Other directories", "`/output` and `/usr/local` belong to `user`; `/tmp` and `/var/tmp` are open to all users"),
     ("Start command", "none: requests start commands and contexts. There is no init system, and installed packages start no services."),
-    ("Network", "a loopback and a card `eth0` (192.0.2.2) that leads nowhere; pip, uv, npm and apt use the [package cache](packages.md)"),
+    (
+        "Network",
+        "loopback, and an interface `eth0` (192.0.2.2) without access to other machines; pip, uv, npm and apt use the [package cache](packages.md)",
+    ),
 )
 _SIZES = {
     "base": "405 MiB",
@@ -363,23 +368,30 @@ _SIZES = {
     "claude": "789 MiB, of which it shares 405 MiB with `base`",
     "code-interpreter": "2.0 GiB",
     "codex": "829 MiB, of which it shares 405 MiB with `base`",
+    "desktop": "1.4 GiB",
     "code-interpreter-slim": "873 MiB, of which it shares 405 MiB with `base`",
+    "languages": "1.9 GiB",
 }
 _OWN_TEMPLATES = """\
-`sandlot image build --recipes DIRECTORY NAME` builds an image from your own recipe, a TOML file like those in `src/sandlot/images/recipes`, for
-example to try it. `SANDLOT_RECIPES_DIR` makes the recipes of a folder templates of the service.
+`sandlot image build --recipes DIRECTORY NAME` builds an image from your own [recipe](../how-to/write-recipes.md), a TOML file like those in
+`src/sandlot/images/recipes`, for example to try it. `SANDLOT_RECIPES_DIR` makes the recipes of a folder templates of the service.
 Users of a service [build templates](../how-to/build-templates.md) from Dockerfiles, or install packages in a sandbox and take a
 [snapshot](../how-to/snapshots-and-forks.md)."""
 
 
 def templates() -> str:
     """Return the page of the built-in templates."""
-    parts = []
-    for name, recipe in sorted(builtin().items()):
+    parts, known = [], builtin_templates()
+    for name, recipe in sorted(known.items()):
         source = RECIPES / f"{name}.in"
         wanted = re.findall(r"^[\w.-]+", source.read_text(encoding="utf-8"), re.MULTILINE) if source.exists() else []
         versions = dict(re.findall(r"^([\w.-]+)==(\S+)", recipe.lock, re.MULTILINE))
-        rows = [("Description", recipe.description), ("Starts from", recipe.parent or "Debian"), ("Size", _SIZES[name])]
+        suite = f", with packages of Debian's suite {recipe.debian.suite}" if recipe.parent and recipe.debian and recipe.debian.suite else ""
+        rows = [("Description", recipe.description), ("Starts from", (recipe.parent or "Debian") + suite), ("Size", _SIZES[name])]
+        languages = {each for ancestor in lineage(known, name) for each in ancestor.languages}
+        rows.append(("Languages", ", ".join(each.title for each in LANGUAGES if each.name in languages)))
+        if recipe.memory_bytes is not None:
+            rows.append(("Memory of a sandbox", f"{_size(recipe.memory_bytes)}, unless the request says otherwise"))
         if recipe.debian is not None:
             rows.append(("Debian packages", ", ".join(f"`{package}`" for package in recipe.debian.packages)))
         if wanted:
@@ -469,13 +481,19 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ("executions of a key in a month", "none", "none", "quota `executions_per_month`"),
             ("tunnels of a sandbox", "", str(tunnels.MAX_TUNNELS), ""),
         ],
-        "One-shot runs": [
+        "Programs": [
             ("timeout", _time(specs.DEFAULT_COMMAND_TIMEOUT_S), _time(programs.MAX_TIMEOUT_S), "`timeout`"),
             ("output of a stream", _size(programs.DEFAULT_OUTPUT_BYTES), _size(programs.MAX_OUTPUT_BYTES), "`output_bytes`"),
             ("files", "", str(programs.MAX_FILES), ""),
-            ("programs of a batch", "", f"{programs.MAX_ITEMS:,}", ""),
+            ("code", "", _size(specs.MAX_CODE_BYTES), "`code`"),
+            ("cases", "", str(programs.MAX_CASES), "`cases`"),
+            ("output of a stream in the result of a case", "", f"{programs.CASE_OUTPUT_CHARS:,} characters", ""),
+            ("output of a compiler or syntax check", "", _size(programs.COMPILE_OUTPUT_BYTES), ""),
+            ("time of a compiler or syntax check", "", _time(runner.COMPILE_TIMEOUT_S), ""),
+            ("programs of a batch", "", f"{programs.MAX_BATCH_ITEMS:,}", ""),
             ("programs that run at the same time", str(programs.DEFAULT_CONCURRENCY), str(programs.MAX_CONCURRENCY), "`concurrency`"),
-            ("time that a program waits for room", "", f"{_time(runner.ROOM_TIMEOUT_S)}; in a batch {_time(runner.BATCH_ROOM_TIMEOUT_S)}", ""),
+            ("time that a program waits for capacity", "", _time(runner.CAPACITY_TIMEOUT_S), ""),
+            ("time that a program of a batch waits for capacity", "", _time(batch.BATCH_CAPACITY_TIMEOUT_S), ""),
         ],
         "Files": [
             _setting("uploaded file", "upload_max_bytes", "quota `upload_bytes`"),

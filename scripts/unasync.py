@@ -36,6 +36,7 @@ NAMES: Mapping[str, str] = {
     "AsyncCommandHandle": "CommandHandle",
     "AsyncCommands": "Commands",
     "AsyncContexts": "Contexts",
+    "AsyncDesktop": "Desktop",
     "AsyncEventStream": "EventStream",
     "AsyncEvents": "Events",
     "AsyncExecutions": "Executions",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import SandboxEndedError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, ExitReason, HeadroomRange
@@ -18,6 +17,7 @@ from sandlot.testing.drivers.contract import DriverContractSuite, SnapshotContra
 from sandlot.testing.drivers.harness import ConnectedSandbox, DriverHarness, connect_sandbox
 from sandlot.testing.guest_suite import GuestSuite
 from sandlot.testing.memory.driver import MemoryDriver
+from tests.support.cache import CACHE_DIR
 
 LIMITS = Limits(cpus=1.0, memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=128)
 
@@ -34,7 +34,7 @@ def memory_harness(folder: Path) -> DriverHarness:
 
 
 def real_harness(driver: str, folder: Path) -> DriverHarness:
-    return DriverHarness(driver, root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=folder / "state")
+    return DriverHarness(driver, root=ImageStore(CACHE_DIR).root("base"), node=new_node_id(), data_dir=folder / "state")
 
 
 async def shared(harness: DriverHarness) -> AsyncIterator[ConnectedSandbox]:

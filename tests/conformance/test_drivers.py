@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.drivers.oci.snapshots import manifest
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, Instance
@@ -26,17 +25,18 @@ from sandlot.testing.drivers.limits import LimitsSuite
 from sandlot.testing.drivers.network import OWN_ADDRESS, NetworkSuite
 from sandlot.testing.drivers.snapshots import SnapshotSuite
 from sandlot.testing.drivers.suite import DriverSuite, DriverSuiteWithoutSnapshots
+from tests.support.cache import CACHE_DIR
 from tests.support.command_line import open_without_control
 
 
 @pytest.fixture(scope="session")
 def root() -> RootFs:
-    return ImageStore(cache_from(os.environ)).root("base")
+    return ImageStore(CACHE_DIR).root("base")
 
 
 @pytest.fixture(scope="session")
 def image_root() -> RootFs:
-    return ImageStore(cache_from(os.environ)).root_image("base")
+    return ImageStore(CACHE_DIR).root_image("base")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ import pytest
 
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.stage.syscalls import CLONE_NEWNET, setns
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import DriverCapability
 from sandlot.testing.drivers.harness import DriverHarness
+from tests.support.cache import CACHE_DIR
 from tests.support.command_line import open_without_control
 from tests.support.onhost import group, members_of, network_namespaces, processes
 
@@ -38,7 +39,7 @@ exec {runsc} "$@"
 
 @pytest.fixture
 def harness(tmp_path: Path) -> DriverHarness:
-    root = ImageStore(cache_from(os.environ)).root("base")
+    root = ImageStore(CACHE_DIR).root("base")
     return DriverHarness("gvisor", root=root, node=new_node_id(), data_dir=tmp_path / "state", open_driver=open_without_control)
 
 

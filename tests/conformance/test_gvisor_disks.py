@@ -14,11 +14,12 @@ import pytest
 from sandlot.drivers.oci.driver import OciDriver
 from sandlot.drivers.oci.gvisor.runtime import Runsc, find_runsc
 from sandlot.drivers.registry import DriverSettings
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.ids import new_node_id
 from sandlot.model.specs import MIB
 from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
+from tests.support.cache import CACHE_DIR
 
 LIMITS = replace(SMALL_LIMITS, disk_bytes=64 * MIB)
 
@@ -26,7 +27,7 @@ LIMITS = replace(SMALL_LIMITS, disk_bytes=64 * MIB)
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[DriverHarness]:
     """A state directory on a file system of 160 MiB."""
-    made = DriverHarness("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+    made = DriverHarness("gvisor", root=ImageStore(CACHE_DIR).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
     made.data_dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m,mode=0700", "tmpfs", made.data_dir], check=True)
     try:

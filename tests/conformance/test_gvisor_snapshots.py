@@ -29,7 +29,7 @@ from sandlot.drivers.oci.snapshots.command_line import CliEngine
 from sandlot.drivers.oci.snapshots.control_socket import ControlEngine
 from sandlot.drivers.registry import DriverSettings
 from sandlot.host.programs import content_sha256
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError
 from sandlot.model.ids import new_node_id
 from sandlot.model.ports import Driver, ExitReason, Instance
@@ -37,6 +37,7 @@ from sandlot.model.specs import MIB, Limits, ProcessSpec, User
 from sandlot.testing.drivers.harness import SMALL_LIMITS, DriverHarness, connect_sandbox, restore_snapshot, take_snapshot
 from sandlot.testing.drivers.leftovers import leftovers, wait_until_empty
 from tests.support import oldrunsc
+from tests.support.cache import CACHE_DIR
 from tests.support.onhost import group, processes, status
 
 Locate = Callable[[], Program]
@@ -59,7 +60,7 @@ _HOLD = "import os, sys, time\nheld = os.urandom(1 << 20) * int(sys.argv[1])\npr
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[DriverHarness]:
-    made = DriverHarness("gvisor", root=ImageStore(cache_from(os.environ)).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
+    made = DriverHarness("gvisor", root=ImageStore(CACHE_DIR).root("base"), node=new_node_id(), data_dir=tmp_path / "state")
     yield made
     assert wait_until_empty(lambda: left(made)) == []
 

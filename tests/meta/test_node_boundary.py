@@ -29,7 +29,7 @@ CORE_ONLY = {
     "code": {"start"},
     "processes": {"follow_in", "start"},
 }
-"""Service -> operations on a live sandbox, for one-shot programs, installations and terminals inside of core. Nothing above core calls them: the
+"""Service -> operations on a live sandbox, for programs, installations and terminals inside of core. Nothing above core calls them: the
 import contract ``node-boundary`` keeps live sandboxes out of reach."""
 
 SURFACE = ("tests/unit/server", "tests/unit/web", "tests/unit/compat")

@@ -22,6 +22,7 @@ INSIDE = {
     "guest/process": ("sandlot.protocol", "sandlot.guest"),
     "guest/helpers": ("values", "sandlot.protocol", "sandlot.guest"),
     "guest/kernel_programs/bash": ("values",),
+    "guest/kernel_programs/r": (),
     "guest/kernel_programs/python": ("sandlot_kernel",),
     "guest/kernel_programs/python/sandlot_kernel": ("IPython", "traitlets"),  # where the image has them
 }

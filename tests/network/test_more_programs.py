@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ import pytest
 
 from sandlot import Network, Sandbox
 from sandlot.images.recipe import Debian, Recipe
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from tests.support import postgres
+from tests.support.cache import CACHE_DIR
 from tests.support.internet import Internet
 from tests.support.localservice import LocalService
 from tests.support.roots import Roots, own_roots
@@ -57,7 +57,7 @@ func main() {
 @pytest.fixture(scope="module")
 def roots() -> Iterator[Roots]:
     with own_roots() as made:
-        image = ImageStore(cache_from(os.environ), {PROGRAMS.name: PROGRAMS}).ensure(PROGRAMS.name).path
+        image = ImageStore(CACHE_DIR, {PROGRAMS.name: PROGRAMS}).ensure(PROGRAMS.name).path
         made.add("programs", image)
         yield made
 

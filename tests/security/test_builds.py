@@ -14,7 +14,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import MIB
-from sandlot.model.templates import BuildStatus
+from sandlot.model.templates import MAX_LINE_CHARS, BuildStatus
 from tests.support.building import Bench, building
 from tests.support.oci import MadeImage
 from tests.support.roots import busybox_image
@@ -32,7 +32,7 @@ LIMITS = BuildLimits(
     layer_entries=20_000,
 )
 ALICE, BOB = (Principal(OwnerId(name), name) for name in ("alice", "bob"))
-MAX_LOG_BYTES = 2_100 * 2_000
+MAX_LOG_BYTES = 2_100 * MAX_LINE_CHARS
 """Lines that a program may write in its first 10 seconds, each of the largest length, and those of the build itself."""
 
 
@@ -95,7 +95,7 @@ async def test_hostile_commands_end_their_builds_only(bench: Bench) -> None:
     hostile = {name: await bench.start(f"{begin}{command}\n", ALICE, name=name) for name, (command, _) in HOSTILE.items()}
     emptied = await bench.start(f"{begin}rm -rf /* 2> /dev/null; true\n", ALICE, name="emptied")
     good = await bench.start(f"{begin}sleep 1000 & echo begun; sleep 2; echo fine\n", BOB, name="good")
-    sandbox = await bench.node.sandboxes.create(BOB, CreateSandboxParams())  # while all of them run
+    sandbox = await bench.node.sandboxes.create(BOB, CreateSandboxParams(template="base"))  # while all of them run
     await bench.node.sandboxes.kill(BOB, sandbox.id)
     for name, build in hostile.items():
         ended = await bench.ended(ALICE, build)

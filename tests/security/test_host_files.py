@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.images.store import cache_from
+from tests.support.cache import CACHE_DIR
 from tests.support.inside import USERS, run_inside
 from tests.support.localservice import LocalService
 from tests.support.planted import Planted
@@ -91,7 +91,7 @@ for pid in processes():
             told["said"][f"/proc/{pid}/fd/{fd}"] = target
 """,
         user=user,
-        given={"secrets": [str(service.data_dir), str(cache_from(os.environ)), VIEW, *refs]},
+        given={"secrets": [str(service.data_dir), str(CACHE_DIR), VIEW, *refs]},
     )
     assert told["read"] > 20
     if isolation == "container" and user == "root":

@@ -14,8 +14,8 @@ import pytest
 from sandlot.model.executions import CellError, Display, Output
 from sandlot.model.specs import CellSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
+from tests.support.driver_sandboxes import GuestSession
 from tests.support.isolations import CONTAINERS_FIRST
-from tests.support.lives import Inside
 
 LIMITS = replace(SMALL, memory_bytes=1 << 30, disk_bytes=256 << 20, pids=128)
 SURVIVED = {"ok", "error"}
@@ -23,12 +23,12 @@ DIED = {"died", "oom", "killed"}
 
 
 @pytest.fixture(scope="module", params=CONTAINERS_FIRST)
-async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter-slim") as sandbox:
         yield sandbox
 
 
-async def run(inside: Inside, code: str, timeout_s: float = 120) -> tuple[str, list[str], str]:
+async def run(inside: GuestSession, code: str, timeout_s: float = 120) -> tuple[str, list[str], str]:
     """A cell; its status, the names of its errors, and what it printed or showed last."""
     call = await inside.link.kernels.execute(CellSpec(code, timeout_s=timeout_s))
     errors, text = [], ""
@@ -42,7 +42,7 @@ async def run(inside: Inside, code: str, timeout_s: float = 120) -> tuple[str, l
     return (await call.result()).status, errors, text
 
 
-async def check(inside: Inside) -> None:
+async def check(inside: GuestSession) -> None:
     """The next cells do all that a cell does."""
     assert await run(inside, "print('said')") == ("ok", [], "said\n")
     assert await run(inside, "21 * 2") == ("ok", [], "42")
@@ -92,7 +92,7 @@ FATAL = (
 )
 
 
-async def test_kernel_works_after_hostile_cells(inside: Inside) -> None:
+async def test_kernel_works_after_hostile_cells(inside: GuestSession) -> None:
     await check(inside)  # what it needs is imported before a cell breaks imports
     for code, error in SURVIVABLE:
         status, errors, _ = await run(inside, code)
@@ -102,7 +102,7 @@ async def test_kernel_works_after_hostile_cells(inside: Inside) -> None:
     await check(inside)
 
 
-async def test_cell_that_ends_its_kernel_is_reported_and_the_next_one_gets_a_new_kernel(inside: Inside) -> None:
+async def test_cell_that_ends_its_kernel_is_reported_and_the_next_one_gets_a_new_kernel(inside: GuestSession) -> None:
     for code in FATAL:
         await run(inside, "before = 1")
         status, errors, _ = await run(inside, code)
@@ -112,7 +112,7 @@ async def test_cell_that_ends_its_kernel_is_reported_and_the_next_one_gets_a_new
     await check(inside)
 
 
-async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: Inside) -> None:
+async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: GuestSession) -> None:
     await run(inside, "kept = 'kept'")
     assert (await run(inside, "while True: pass", timeout_s=0.5))[:2] == ("timeout", ["KeyboardInterrupt"])
     assert (await run(inside, "kept"))[2] == "'kept'"
@@ -123,7 +123,7 @@ async def test_a_loop_without_an_end_is_ended_by_its_timeout(inside: Inside) -> 
     await check(inside)
 
 
-async def test_gigantic_string_is_cut_or_ends_its_kernel_only(inside: Inside) -> None:
+async def test_gigantic_string_is_cut_or_ends_its_kernel_only(inside: GuestSession) -> None:
     status, errors, text = await run(inside, "'x' * 10**9")
     if status == "ok":
         assert "1,000,000,000" in text
@@ -132,7 +132,7 @@ async def test_gigantic_string_is_cut_or_ends_its_kernel_only(inside: Inside) ->
     await check(inside)
 
 
-async def test_forked_daemons_end_with_their_kernel(inside: Inside) -> None:
+async def test_forked_daemons_end_with_their_kernel(inside: GuestSession) -> None:
     daemon = (
         "import os, time\n"
         "for _ in range(3):\n"
@@ -154,7 +154,7 @@ async def test_forked_daemons_end_with_their_kernel(inside: Inside) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_threads_without_end_stop_nothing(inside: Inside) -> None:
+async def test_threads_without_end_stop_nothing(inside: GuestSession) -> None:
     code = "import threading\ndef spin():\n    while True: print('x' * 100)\nfor _ in range(2): threading.Thread(target=spin, daemon=True).start()"
     assert (await run(inside, code))[0] == "ok"
     assert await run(inside, "21 * 2") == ("ok", [], "42")
@@ -162,7 +162,7 @@ async def test_threads_without_end_stop_nothing(inside: Inside) -> None:
     await check(inside)
 
 
-async def test_broken_ipython_leaves_a_plain_kernel_that_reports_it(inside: Inside) -> None:
+async def test_broken_ipython_leaves_a_plain_kernel_that_reports_it(inside: GuestSession) -> None:
     site = "/usr/local/lib/python3.11/dist-packages"
     place = (await inside.sh("python3 -c 'import IPython; print(IPython.__path__[0])'")).strip()
     assert place.startswith(site)

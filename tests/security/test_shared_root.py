@@ -21,8 +21,9 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from tests.support.attempts import PREAMBLE
+from tests.support.cache import CACHE_DIR
 from tests.support.inside import USERS, run_inside
 from tests.support.localservice import TEMPLATE, LocalService
 
@@ -153,13 +154,13 @@ NEVER = ("dirty_pipe", "dirty_cow", "copy_fail", "dirty_frag", "mapped_shared", 
 @pytest.fixture
 def image() -> Path:
     """The folder that the sandboxes' root file system is."""
-    return ImageStore(cache_from(os.environ)).root(TEMPLATE).require_tree()
+    return ImageStore(CACHE_DIR).root(TEMPLATE).require_tree()
 
 
 @pytest.fixture
 def erofs_image() -> Path:
     """The file that the root file system is in gVisor. The first service on a machine uses the folder instead."""
-    root = ImageStore(cache_from(os.environ)).root_image(TEMPLATE)
+    root = ImageStore(CACHE_DIR).root_image(TEMPLATE)
     assert root.image is not None
     return root.image
 

@@ -20,7 +20,7 @@ from sandlot.model.errors import NotFoundError
 from sandlot.model.ids import ProcessId
 from sandlot.model.specs import ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
-from tests.support.lives import House, Inside, house, wake
+from tests.support.driver_sandboxes import DriverSandboxes, GuestSession, driver_sandboxes, wake
 
 TEMPLATE = "code-interpreter-slim"
 
@@ -73,16 +73,16 @@ print(json.dumps({
 class Claims:
     """A template's snapshot, what was done in the template, and one sandbox of its own."""
 
-    house: House
+    sandboxes: DriverSandboxes
     image: Path
     done: list[str]
-    fresh: Inside
+    fresh: GuestSession
 
 
 @pytest.fixture(scope="module")
 async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Claims]:
     folder = tmp_path_factory.mktemp("claims")
-    async with house(folder, TEMPLATE) as here:
+    async with driver_sandboxes(folder, TEMPLATE) as here:
         template = await here.open()
         await wake(template, "sb-template", TEMPLATES_OWN="1")
         command = await template.link.processes.start(ProcessSpec(shell_argv("true")))
@@ -96,19 +96,19 @@ async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cla
         yield Claims(here, folder / "image", [command.id], fresh)
 
 
-async def claimed(claims: Claims, identity: str, **env: str) -> Inside:
-    inside = await claims.house.open(claims.image)
+async def claimed(claims: Claims, identity: str, **env: str) -> GuestSession:
+    inside = await claims.sandboxes.open(claims.image)
     await wake(inside, identity, **env)
     return inside
 
 
-async def python(inside: Inside, program: str) -> str:
+async def python(inside: GuestSession, program: str) -> str:
     out, err, result = await inside.run("python3", "-c", program, user=User.ROOT)
     assert result.exit_code == 0, err
     return out.decode()
 
 
-async def files(inside: Inside) -> dict[str, Any]:
+async def files(inside: GuestSession) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(await python(inside, FILES))))
     return found
 

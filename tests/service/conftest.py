@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sandlot import Sandbox
-from sandlot.images.store import DEFAULT_CACHE, ImageStore
+from sandlot.images.store import ImageStore
 from sandlot.server.composition import RunningService
+from tests.support.cache import CACHE_DIR
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.saving import place, real_service
 
@@ -44,6 +45,6 @@ async def core_service(state_dir: Path) -> AsyncGenerator[RunningService]:
 
     Its sandboxes of gVisor start from the EROFS image of the template, as those of every service but the first on a machine.
     """
-    await asyncio.to_thread(ImageStore(DEFAULT_CACHE).root_image, TEMPLATE)
+    await asyncio.to_thread(ImageStore(CACHE_DIR).root_image, TEMPLATE)
     async with real_service(state_dir, memory_ratio=100.0, disk_ratio=100.0, pids_ratio=100.0) as running:
         yield running

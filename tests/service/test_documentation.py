@@ -34,14 +34,15 @@ ENVIRONMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Example -> locks in tests/environments with whose packages it runs. The oldest versions are the lower bounds of the extras in pyproject.toml."""
 
-VENDORS = ("agentsandbox", "e2b", "pandastack", "sandbase", "sandboxapi", "tensorlake")
+IN_EACH_RUN = ("README", "agent-loop", "first-sandbox")
+"""Pages that ``scripts/test --all`` runs: those that a newcomer reads first. What the other guides use has tests of its own."""
 
 
 def parameters() -> Iterator[object]:
-    """Yield each page with its environments. Pages with an environment, or with packages of a vendor, run in ``scripts/soak``."""
+    """Yield each page with its environments. Most pages run in ``scripts/soak``."""
     for page in pages():
         for environment in ENVIRONMENTS.get(page.path.stem, (DEVELOPMENT,)):
-            is_soak = environment != DEVELOPMENT or page.path.stem.removeprefix("move-from-") in VENDORS
+            is_soak = environment != DEVELOPMENT or page.path.stem not in IN_EACH_RUN
             name = f"{page.name}-{environment}" if environment else page.name
             yield pytest.param(page, environment, id=name, marks=pytest.mark.soak if is_soak else pytest.mark.slow)
 

@@ -89,7 +89,7 @@ STREAMED: Mapping[str, Request] = {
 ELSEWHERE = {"POST /v1/programs/batch", "GET /v1/agent-sessions/{session}/events", "GET /v1/template-builds/{build}/log"}
 """Operations that make sandboxes, or need a model or a build.
 
-They are in tests/service/test_oneshot.py and in tests/unit/server/v1/test_agents.py and test_template_builds.py.
+They are in tests/service/test_programs.py and in tests/unit/server/v1/test_agents.py and test_template_builds.py.
 """
 
 CUT: Mapping[str, Request] = {

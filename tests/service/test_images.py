@@ -22,7 +22,8 @@ import pytest
 
 from sandlot.images import interpreter, tree
 from sandlot.images.command import output_of
-from sandlot.images.recipe import Debian, Recipe, Step, parse
+from sandlot.images.recipe import Debian, Recipe, Step
+from sandlot.images.recipe_files import parse
 from sandlot.images.store import ImageStore
 from sandlot.link import payload
 from sandlot.model.errors import HostError
@@ -182,7 +183,7 @@ def test_concurrent_builders_build_an_image_once(built: Built, tiny: ImageStore,
     assert (image, lines) == (tiny.find("tiny"), [])
     assert tiny.root("tiny").tree == Path(first.strip())
     assert (image.path / "bin/ls").is_symlink()
-    assert image.env == {"PATH": "/bin"}
+    assert tiny.environment("tiny") == {"PATH": "/bin"}
     summary = tree.summarize(image.path)
     assert (image.digest, image.files, image.size_bytes) == (summary.digest, summary.files, summary.size_bytes)
 
@@ -207,6 +208,22 @@ def test_child_starts_from_its_parent_shares_its_files_and_outlives_it(furnished
     progress: list[str] = []
     assert (store.ensure("child", progress.append), progress) == (image, [])
     assert tree.summarize(image.path).digest == image.digest
+
+
+def test_versions_of_declared_languages_are_probed_with_the_environment_of_the_image(furnished: Path) -> None:
+    script = '#!/bin/sh\n[ "$(id -u)" = 1000 ] && echo GNU bash, version $VERSION\n'
+    first = Recipe("first", parent="tiny", files={"/opt/bash": script}, env={"PATH": "/opt:/bin", "VERSION": "5.9.1"}, languages=("bash",))
+    store = ImageStore(furnished, {**KNOWN, "first": first, "second": Recipe("second", parent="first", env={"VERSION": "6"}, files={"/a": ""})})
+    assert (store.ensure("second").languages, store.ensure("first").languages) == ({"bash": "6"}, {"bash": "5.9.1"})
+    assert store.ensure("tiny").languages == {}
+
+
+def test_language_without_its_compiler_fails_the_build(furnished: Path) -> None:
+    store = ImageStore(furnished, {**KNOWN, "wrong": Recipe("wrong", parent="tiny", languages=("go",), files={"/a": ""})})
+    with pytest.raises(HostError, match="probing the version of Go failed"):
+        store.ensure("wrong")
+    assert store.find("wrong") is None
+    assert left_in(furnished) == []
 
 
 def test_steps_have_no_network_and_see_nothing_of_the_host(furnished: Path) -> None:
@@ -369,7 +386,7 @@ def test_guest_interpreter_starts_in_an_image_without_python(tiny: ImageStore, t
 
 def test_sandbox_does_not_change_its_image(tiny: ImageStore, tmp_path: Path) -> None:
     image, root = tiny.ensure("tiny"), tiny.root("tiny")
-    inside(root, image.env, ("/bin/sh", "-c", "echo x > /etc/passwd; rm -r /bin/busybox /home/user; touch /new"), tmp_path, uid=0)
+    inside(root, tiny.environment("tiny"), ("/bin/sh", "-c", "echo x > /etc/passwd; rm -r /bin/busybox /home/user; touch /new"), tmp_path, uid=0)
     assert tree.summarize(image.path).digest == image.digest
     assert sorted(path.name for path in root.require_tree().iterdir()) == sorted([".sandlot", *(path.name for path in image.path.iterdir())])
 

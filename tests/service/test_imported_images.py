@@ -11,8 +11,7 @@ from sandlot.cli.main import dispatch
 from sandlot.link.payload import INTERPRETER_ARGV
 from sandlot.sdk import Sandbox
 from tests.support.localservice import LocalService
-from tests.support.oci import MadeImage, tar_of
-from tests.unit.images.test_oci_archive import docker_of
+from tests.support.oci import MadeImage, docker_of, tar_of
 
 IMAGE = MadeImage(
     [

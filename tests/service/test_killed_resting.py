@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from sandlot.core.sandbox import Sandbox
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.pools import StartPath
 from sandlot.model.states import State as Life
 from sandlot.server.composition import RunningService
+from tests.support.cache import CACHE_DIR
 from tests.support.forsaken import POOL, POOLED, own_cache, stocked
 from tests.support.saving import State, cell, check, killed_at, make, real_service, saved, shell, soaks
 from tests.support.until import until
@@ -95,7 +95,7 @@ async def test_service_killed_during_a_claim_leaves_nothing(step: str) -> None:
 )
 async def test_service_killed_during_a_refill_leaves_nothing(step: str) -> None:
     with abandoned("refill", step) as (folder, _):
-        cache = own_cache(folder) if step.startswith("snapshot") else DEFAULT_CACHE
+        cache = own_cache(folder) if step.startswith("snapshot") else CACHE_DIR
         async with real_service(folder, pools=POOL, cache_dir=cache) as service:
             assert list(service.internals.registry.list(OPERATOR)) == []
             await stocked(service)

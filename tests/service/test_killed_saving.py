@@ -63,8 +63,8 @@ async def test_service_killed_while_it_verifies_a_snapshot_finishes_it_later() -
             snapshots = service.node.snapshots
             await snapshots.verifier.idle.wait()
             record = await snapshots.get(OPERATOR, told["snapshot"])
-            assert (record.layer, record.problem) == (True, "")
-            assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.layer", "image"]
+            assert (record.has_overlay, record.problem) == (True, "")
+            assert sorted(each.name for each in (folder / "saved" / record.id).iterdir()) == ["files.overlay", "image"]
             await until(lambda: live(service) == {sandbox.id})  # the copies were for that alone
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,35 @@ async def layer(core_service: RunningService, source: Sandbox, tmp_path_factory:
     assert size >= into.stat().st_size
     assert [each.name for each in into.parent.iterdir()] == [into.name]
     return into
+
+
+C_LIBRARY = f"/usr/lib/{os.uname().machine}-linux-gnu/libc.so.6"
+CHANGE_C_LIBRARY = f"""
+import os, shutil
+path = {C_LIBRARY!r}
+before, new = os.stat(path), path + ".new"
+data = open(path, "rb").read()
+assert data.count(b"GNU C Library") == 1
+shutil.copy(path, new)
+with open(new, "wb") as file:
+    file.write(data.replace(b"GNU C Library", b"My C Library!"))
+os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+os.rename(new, path)
+assert (os.stat(path).st_size, os.stat(path).st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+"""
+
+
+async def test_changed_c_library_is_in_the_overlay_whatever_its_times_are(core_service: RunningService, tmp_path: Path) -> None:
+    """The guest copies the C library of an EROFS image when it boots. That copy alone is not packed."""
+    node, source = core_service.node, await make(core_service, replace(BASE, isolation="gvisor"))
+    root = await root_of(core_service, source)
+    await pack_overlay(source, tmp_path / "unchanged", root)
+    assert (tmp_path / "unchanged").stat().st_size < 1 << 20
+    await python(node, source, CHANGE_C_LIBRARY)
+    await pack_overlay(source, tmp_path / "changed", root)
+    copy = await make(core_service, replace(BASE, isolation="gvisor"))
+    await apply_overlay(copy, tmp_path / "changed")
+    assert await python(node, copy, f"print(open({C_LIBRARY!r}, 'rb').read().count(b'My C Library!'))") == "1\n"
 
 
 async def test_overlay_restores_all_differences_and_a_cut_one_is_refused(

@@ -7,7 +7,7 @@ import base64
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.support.tcpservice import TcpService, tcp_service
 from tests.support.until import until
 
 TRANSPORTS = ("stdio", "http")
+CLIENT_MARKS: Mapping[tuple[str, str], Sequence[pytest.MarkDecorator]] = {("http", ERAS[-1]): (), ("stdio", "legacy"): (pytest.mark.slow,)}
+"""Marks of clients by transport and revision. The other two combinations run in ``scripts/soak``."""
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,7 @@ async def connected(service: TcpService, key: str, transport: str, mode: str, **
 
 @pytest.fixture(
     params=[
-        pytest.param(f"{transport} {mode}", marks=[] if (transport, mode) == ("http", ERAS[-1]) else pytest.mark.slow)
-        for transport in TRANSPORTS
-        for mode in ERAS
+        pytest.param(f"{transport} {mode}", marks=CLIENT_MARKS.get((transport, mode), pytest.mark.soak)) for transport in TRANSPORTS for mode in ERAS
     ]
 )
 async def client(service: TcpService, key: str, request: pytest.FixtureRequest) -> AsyncIterator[Client]:

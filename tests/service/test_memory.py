@@ -61,6 +61,7 @@ def test_files_do_not_count_as_memory_after_a_snapshot_or_restore(service: Local
         assert run(made, "print('continues')") == "continues"
 
 
+@pytest.mark.soak
 def test_saves_in_quick_succession_leave_enough_memory_for_many_files(service: LocalService) -> None:
     with service.create(memory="256M", isolation="gvisor", timeout=3600) as made:
         assert run(made, MAKE_FILES) == ""

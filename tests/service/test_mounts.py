@@ -313,7 +313,7 @@ async def test_unfinished_attach_is_finished_by_the_next_operation(service: Runn
     sandbox = await make(service)
 
     async def silent(_sandbox: Sandbox, **request: object) -> dict[str, Any]:
-        if "free" in request:
+        if "unbind_if_unused" in request:
             raise TimeoutExceededError("It does not answer.", code=ErrorCode.TIMEOUT)
         return dict(await really(_sandbox, **request))
 

@@ -18,9 +18,9 @@ import pytest
 
 from sandlot import Sandbox
 from sandlot.core.pools.template_snapshot_cache import IMAGE, MANIFEST
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.sdk import Client
 from sandlot.sdk.models.pools import PoolInfo
+from tests.support.cache import CACHE_DIR
 from tests.support.localservice import TEMPLATE, LocalService, local_service
 from tests.support.tcpservice import tcp_service
 
@@ -56,8 +56,8 @@ def cache() -> Iterator[Path]:
     """A cache directory with the machine's images and no template snapshot."""
     folder = Path(tempfile.mkdtemp(prefix="sandlot-cache-"))
     for kind in ("images", "interpreters", "guests", "roots", "root-images", "locks", "tmp"):
-        if (DEFAULT_CACHE / kind).exists():
-            (folder / kind).symlink_to(DEFAULT_CACHE / kind)
+        if (CACHE_DIR / kind).exists():
+            (folder / kind).symlink_to(CACHE_DIR / kind)
     yield folder
     shutil.rmtree(folder)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandlot.builds.limits import BuildLimits
-from sandlot.images.recipe import shipped
-from sandlot.images.store import DEFAULT_CACHE, ImageStore
+from sandlot.images.recipe_files import shipped
+from sandlot.images.store import ImageStore
 from sandlot.model.access import OPERATOR
 from sandlot.model.errors import UnsupportedError
 from sandlot.model.executions import CodeResult
@@ -20,6 +20,7 @@ from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, CellSpec, Limits, ProcessSpec
 from tests.support.building import Bench, building
+from tests.support.cache import CACHE_DIR
 from tests.support.oci import MadeImage
 from tests.support.roots import busybox_image
 from tests.support.saving import place
@@ -58,7 +59,7 @@ async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Benc
     folder = tmp_path_factory.mktemp("images")
     busybox = packed(busybox_image(), "-c", "./bin")
     odd = packed(with_file(folder / "odd", "etc/passwd", ACCOUNTS, 0o400), "-c", "./etc")
-    debian = ImageStore(DEFAULT_CACHE, shipped()).ensure("builder").path
+    debian = ImageStore(CACHE_DIR, shipped()).ensure("builder").path
     left_out = [
         f"--exclude=./{name}"
         for name in ("usr/share", "usr/lib/gcc", "usr/bin/buildah", "usr/bin/skopeo", "usr/lib/x86_64-linux-gnu/perl", "var/lib/apt", "var/cache")

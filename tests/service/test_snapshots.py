@@ -116,11 +116,11 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
     taken = await service.node.snapshots.create(OPERATOR, source[0].id, name="set-up")
     await service.node.snapshots.verifier.idle.wait()
     record = await service.node.snapshots.get(OPERATOR, taken.id)
-    assert (record.layer, record.problem) == (True, "")
+    assert (record.has_overlay, record.problem) == (True, "")
     assert record.size_bytes > taken.size_bytes
     await until(lambda: not any(sandbox.single_use for sandbox in service.internals.registry.list(OPERATOR)))  # the copy was for that alone
 
-    layer = state_dir / "saved" / taken.id / "files.layer"
+    overlay = state_dir / "saved" / taken.id / "files.overlay"
     with other_runtime(state_dir, taken):  # as after an upgrade whose old build is gone
         sandbox = await start(service, "set-up", env={"BOTH": "2", "SECOND": "2"})
         assert sandbox.spec.restored == "files"
@@ -129,12 +129,12 @@ async def test_snapshot_is_verified_and_its_files_start_a_sandbox_when_its_runti
         told = [each for each in await events(service, "sandbox.created") if each.get("restored")]
         assert {"restored": "files", "snapshot": taken.id}.items() <= told[-1].items()
         await end(service, sandbox)
-        layer.unlink()
+        overlay.unlink()
         with pytest.raises(ConflictError, match="runtime") as refused:
             await start(service, "set-up")
         assert refused.value.code is ErrorCode.SNAPSHOT_UNUSABLE
 
-    await service.store.snapshots.update(replace(record, layer=False))
+    await service.store.snapshots.update(replace(record, has_overlay=False))
     for image in (state_dir / "saved" / taken.id / "image").glob("*.img"):
         with image.open("r+b") as file:
             file.write(bytes(image.stat().st_size))

@@ -129,11 +129,9 @@ def test_service_killed_during_recovery_leaves_nothing(service: LocalService, de
     lives = {create(service) for _ in range(2)}
     for delay_ms in delays_ms:
         service.end(signal.SIGKILL)
-        second = threading.Thread(target=start_quietly, args=(service,), daemon=True)
-        second.start()
+        service.launch()
         time.sleep(delay_ms / 1000)
         service.end(signal.SIGKILL)
-        second.join()
         service.start()
     clean_up(service, lives)
 
@@ -158,11 +156,6 @@ def clean_up(service: LocalService, lives: Collection[str] = ()) -> None:
         status, body = ask(service, Request("DELETE", url))
         assert status == 204, body
     settle(service.traces, NOTHING)
-
-
-def start_quietly(service: LocalService) -> None:
-    with contextlib.suppress(AssertionError):
-        service.start()
 
 
 def create(service: LocalService) -> str:

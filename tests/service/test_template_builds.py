@@ -92,4 +92,29 @@ def test_ready_commands_of_e2b_work_without_their_programs(service: LocalService
     with service.create(template="bare") as sandbox:
         assert "localhost" in sandbox.commands.run("busybox wget -q -O - http://localhost:8000/hosts").stdout
         assert sandbox.commands.run("command -v ss || command -v curl").stdout == "", "only the ready command has them"
+    (tmp_path / "Dockerfile").write_text(f"{BARE}ENV MODE=second\n")
+    service.client.templates.build("bare", context=tmp_path, ready_command=E2B_READY, tags=["v2"])
+    for name, mode in (("bare:v2", "second"), ("bare", "")):  # both builds have the same files
+        with service.create(template=name) as sandbox:
+            assert sandbox.commands.run("echo $MODE").stdout == f"{mode}\n"
     service.client.templates.delete("bare")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("user, uid", [("root", 0), ("4321:4322", 4321)])
+def test_code_and_files_are_those_of_the_user_of_the_template(service: LocalService, user: str, uid: int) -> None:
+    templates, stored = service.client.templates, service.client.file_store
+    templates.build("owned", dockerfile=f"FROM base\nUSER {user}\nWORKDIR /srv/app\nENV GREETING=hello\n", memory="512M")
+    with service.create(template="owned") as sandbox:
+        code = "import os; print(os.getuid(), os.getcwd(), os.environ['GREETING'], os.environ['HOME']); open('mine', 'w').write('1')"
+        home = sandbox.commands.run("echo $HOME").stdout.strip()
+        assert sandbox.run_code(code).stdout == f"{uid} /srv/app hello {home}\n"
+        assert sandbox.run_code("id -u; pwd; echo $GREETING", language="bash").stdout == f"{uid}\n/srv/app\nhello\n"
+        assert sandbox.run_code("console.log(process.getuid(), process.cwd())", language="javascript").stdout == f"{uid} /srv/app\n"
+        file = stored.upload(b"stored", filename="given")
+        stored.import_files(sandbox.id, [file.id])
+        sandbox.files.write("written", "1")
+        assert {each.uid for each in sandbox.files.list()} == {uid}
+        sandbox.commands.run("umask 077; echo kept > secret")
+        assert stored.export_file(sandbox.id, "secret").size_bytes == len("kept\n")
+    templates.delete("owned")

@@ -215,3 +215,30 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+CLOSE_ALL = """\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+failed = libc.syscall(436, ctypes.c_ulong(1000), ctypes.c_ulong(0xFFFFFFFF), ctypes.c_ulong(0))
+print("failed" if failed and ctypes.get_errno() != 38 else "closed")
+"""
+"""Closes all descriptors from 1000 on, as GLib does before it starts a program. ENOSYS (38) makes programs close them one by one."""
+
+
+def test_programs_started_in_any_way_can_close_all_descriptors(sandbox: Sandbox) -> None:
+    """With the answer of gVisor's kernel, programs of GLib, such as those of XFCE, could not start others."""
+    sandbox.files.write("/tmp/close.py", CLOSE_ALL)
+    program = "python3 /tmp/close.py"
+    ways = {
+        "command of the user": sandbox.commands.run(program).stdout,
+        "command of root": sandbox.commands.run(program, user="root").stdout,
+        "sudo": sandbox.commands.run(f"sudo {program}").stdout,
+        "background process": sandbox.commands.run(program, background=True).wait().stdout,
+        "python": sandbox.run_code(CLOSE_ALL, language="python").stdout,
+        "bash": sandbox.run_code(program, language="bash").stdout,
+        "javascript": sandbox.run_code(f"process.stdout.write(require('child_process').execSync('{program}'))", language="javascript").stdout,
+    }
+    with sandbox.pty.create(program) as terminal:
+        ways["terminal"] = b"".join(terminal).decode().replace("\r", "")
+    assert {way: out for way, out in ways.items() if out != "closed\n"} == {}

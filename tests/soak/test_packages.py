@@ -20,7 +20,6 @@ from sandlot.core.sandbox import Sandbox
 from sandlot.egress.packages.cache import PackageCache
 from sandlot.egress.packages.config.machine import PackageSources
 from sandlot.egress.packages.counters import Counters
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.executions import CommandResult
 from sandlot.model.packages import InstallParams, Manager
@@ -28,6 +27,7 @@ from sandlot.model.sandboxes import CreateSandboxParams
 from sandlot.model.specs import GIB, MIB
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
+from tests.support.cache import CACHE_DIR
 from tests.support.localservice import ISOLATIONS
 
 PACKAGES = {
@@ -50,7 +50,7 @@ LARGE = ("numpy", "pandas", "lxml", "pillow", "cryptography", "grpcio", "matplot
 @asynccontextmanager
 async def serving(folder: Path, cache: PackageCache) -> AsyncIterator[RunningService]:
     (folder / "data").mkdir()
-    settings = Settings(data_dir=folder / "data", cache_dir=DEFAULT_CACHE, isolation_allowed=ISOLATIONS)
+    settings = Settings(data_dir=folder / "data", cache_dir=CACHE_DIR, isolation_allowed=ISOLATIONS)
     await cache.start()
     try:
         async with open_service(settings, packages=cache) as service:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from sandlot import Sandbox
-from sandlot.images import recipe as recipes
+from sandlot.images import recipe_files
+from sandlot.model.languages import LANGUAGES
+from sandlot.sdk import Program
 from tests.support.localservice import LocalService, local_service
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -69,9 +71,97 @@ def test_code_interpreter_compiles_c_and_cpp(code_interpreter: Sandbox) -> None:
     assert (done.exit_code, done.stdout) == (0, "c\nc++\n"), done.stderr
 
 
+FORKS = """
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+    char folder[100];
+    int status = 0;
+    for (int run = 0; run < 2; run++) {  // gVisor changes the system calls of the first run
+        if (fork() == 0) exit(getcwd(folder, sizeof folder) == NULL);
+        wait(&status);
+        if (status != 0) return 1;
+        if (fork() == 0) exit(system("true"));
+        wait(&status);
+        if (status != 0) return 2;
+        if (getcwd(folder, sizeof folder) == NULL || system("true") != 0) return 3;
+    }
+    return 0;
+}
+"""
+
+
+def test_forked_processes_of_c_and_r_run(service: LocalService, code_interpreter: Sandbox) -> None:
+    code_interpreter.files.write("/tmp/forks.c", FORKS)
+    done = code_interpreter.commands.run("gcc -o /tmp/forks /tmp/forks.c && /tmp/forks")
+    assert done.exit_code == 0, done
+    parallel = "cat(unlist(parallel::mclapply(1:4, function(n) if (dir.exists(getwd())) n + system('true'), mc.cores = 2)))"
+    result = service.client.programs.run("r", parallel, template="languages", expected_output="1 2 3 4")
+    assert result.ok, result
+
+
+def test_languages_runs_a_program_of_each_language(service: LocalService) -> None:
+    programs: list[Program] = [
+        {"language": each.name, "code": each.example, "expected_output": "Hello, World!", "template": "languages", "timeout": 60}
+        for each in LANGUAGES
+    ]
+    for language, item in zip(LANGUAGES, service.client.programs.run_batch(programs, concurrency=2), strict=True):
+        result = item.unwrap()
+        assert result.status == "completed", (language.name, result)
+        print(f"{language.name}: {result.duration_s:.2f} s")
+
+
+def test_versions_of_languages_are_those_of_the_image(service: LocalService) -> None:
+    versions = service.client.templates.get("languages").languages
+    assert versions.keys() == {language.name for language in LANGUAGES}
+    with service.create("languages", network="none", timeout=1800) as sandbox:
+        for language in LANGUAGES:
+            version = versions[language.name]
+            assert version
+            assert version in sandbox.commands.run([*language.version_argv]).stdout, language.name
+        done = sandbox.run_code("import sys; print('%d.%d.%d' % sys.version_info[:3])")
+        assert done.stdout.strip() == versions["python"]
+
+
+PLOT = """
+png('plot.png')
+plot(1:10, main = 'Title')
+invisible(dev.off())
+cat(readBin('plot.png', 'raw', 8)[2:4] == charToRaw('PNG'), file.size('plot.png') > 2000, '\\n')
+"""
+
+
+def test_languages_draws_with_r_and_has_the_standard_library_of_go_compiled(service: LocalService) -> None:
+    drawn = service.client.programs.run("r", PLOT, template="languages", expected_output="TRUE TRUE TRUE TRUE")
+    assert drawn.ok, drawn
+    with service.create("languages", network="none", timeout=1800) as sandbox:
+        sandbox.files.write(
+            "/workspace/main.go", 'package main\nimport ("fmt"; "net/http"; "os")\nfunc main() { fmt.Println(http.MethodGet, len(os.Args)) }'
+        )
+        built = sandbox.commands.run(["go", "build", "-v", "-o", "/tmp/main", "main.go"], timeout=120)
+        assert (built.exit_code, built.stderr) == (0, "command-line-arguments\n")
+        assert sandbox.commands.run(["/tmp/main"]).stdout == "GET 1\n"
+
+
+LINKED = """
+set -e; cd /tmp
+echo 'int puts(const char *); int main(void) { puts("c"); }' >a.c; gcc -O2 -flto a.c -o a; ./a
+printf '#include <iostream>\nint main() { std::cout << "c++" << std::endl; }' >b.cpp; g++ -O2 -flto b.cpp -o b; ./b
+echo 'fn main() { println!("rust"); }' >c.rs; rustc c.rs; ./c
+readelf -p .comment c | grep -o LLD
+"""
+
+
+def test_languages_optimizes_while_linking_in_c_and_links_rust_with_lld(service: LocalService) -> None:
+    with service.create("languages", network="none") as sandbox:
+        done = sandbox.commands.run(LINKED, timeout=120)
+        assert (done.exit_code, done.stdout) == (0, "c\nc++\nrust\nLLD\n"), done.stderr
+
+
 @pytest.mark.parametrize("template, programs", [("claude", ["claude"]), ("codex", ["codex"]), ("agent", ["claude", "codex", "tmux -V", "g++", "rg"])])
 def test_command_lines_of_agents_start_without_a_network(service: LocalService, template: str, programs: list[str]) -> None:
-    locked = recipes.shipped()[template].npm
+    locked = recipe_files.shipped()[template].npm
     assert locked is not None
     with service.create(template, network="none", timeout=1800) as sandbox:
         for program in programs:

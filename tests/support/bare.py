@@ -56,6 +56,7 @@ mkdir "$2/upper" "$2/work" "$2/root"
 mount -t overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" overlay "$2/root"
 mount -t proc proc "$2/root/proc"
 mount --rbind /dev "$2/root/dev"
+mount -t tmpfs tmpfs "$2/root/dev/shm"
 while IFS="$(printf '\\t')" read -r source path access; do
   mkdir -p "$2/root$path"
   mount --bind "$source" "$2/root$path"

@@ -101,7 +101,16 @@ async def building(folder: Path, temporary: Path, images: Mapping[str, MadeImage
             await push(origin, image, repository, "1")
         registries = parse_registries([origin])
         async with real_service(folder, registries=registries, memory_ratio=100.0, disk_ratio=100.0, pids_ratio=100.0) as service:
-            runtime = BuildRuntime(service.node, service.bases, service.layers, service.settings.builds, limits, SystemClock())
+            runtime = BuildRuntime(
+                service.node,
+                service.bases,
+                service.build_results,
+                service.layers,
+                service.uploads,
+                service.settings.builds,
+                limits,
+                SystemClock(),
+            )
             await runtime.open()
             try:
                 yield Bench(service, runtime, origin.removeprefix("http://"), temporary)

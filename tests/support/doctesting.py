@@ -2,7 +2,7 @@
 
 What a kernel tells is put together as a read-eval-print loop would show it: what the cell wrote, then the value of its last expression. What
 doctest knows beyond comparing (``<BLANKLINE>``, ``...``, white space, True for 1, exceptions without their detail) is taken away from both
-texts first; whether they are equal is for :mod:`sandlot.core.oneshot.verdict` to say.
+texts first; whether they are equal is for :mod:`sandlot.core.programs.comparison` to say.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandlot import Execution, Sandbox
-from sandlot.core.oneshot.verdict import matches
+from sandlot.core.programs.comparison import matches
 from sandlot.model.programs import Comparison
 
 PYTHON = "/usr/bin/python3"
 EXPLAINED: Mapping[str, str] = {
     "http.cookies": "the template's build of the same version is newer by a security update, which refuses control characters in cookies",
+    "telnetlib": "connections of a sandbox are accepted before its network refuses them, so the example that connects succeeds",
 }
 """Docstrings of which a kernel may make something else than doctest does on this machine, and why."""
 

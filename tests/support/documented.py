@@ -28,7 +28,7 @@ from tests.meta.tree import ROOT
 from tests.support.environ import clean_environ
 from tests.support.sweeping import sweep
 
-BLOCK = re.compile(r"^(?:<!-- no-run: (?P<reason>.+) -->\n)?```(?P<language>[\w-]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- no-run: (?P<reason>[^\n]+) -->\n)?```(?P<language>[\w-]+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELLS = ("sh", "bash", "console")
 PROGRAMS = {"python": "python -", "js": "node --input-type=module -"}
 """Commands that run the other languages from standard input."""

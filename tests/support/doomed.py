@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandlot.drivers.registry import DriverSettings, open_driver
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
 from sandlot.model.access import LOCAL
@@ -25,6 +24,7 @@ from sandlot.model.executions import Output
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Instance
 from sandlot.model.specs import CellSpec, Limits, ProcessSpec, SandboxSpec, Shape, TemplateRef
+from sandlot.server.settings import Settings
 
 COUNTER = """
 import itertools, os
@@ -39,7 +39,7 @@ LIMITS = Limits(memory_bytes=512 << 20, disk_bytes=256 << 20, pids=64)
 
 async def boot(data_dir: Path, node: NodeId, isolation: str) -> tuple[Instance, Link]:
     """Make a sandbox and wake its guest."""
-    root = ImageStore(cache_from(os.environ)).root("base")
+    root = ImageStore(Settings.load().cache_dir).root("base")
     driver = open_driver(isolation, DriverSettings(node=node, data_dir=data_dir))
     prepared = await driver.prepare(Shape(root=root, limits=LIMITS))
     spec = SandboxSpec(id=new_sandbox_id(node), template=TemplateRef(LOCAL, "base"), limits=LIMITS)

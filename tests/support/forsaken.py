@@ -22,7 +22,7 @@ from sandlot.core.files import overlay
 from sandlot.core.lifecycle.memory_images import MemoryImages
 from sandlot.core.lifecycle.start import MemoryImageStart, WarmStart
 from sandlot.core.manager import SandboxManager
-from sandlot.core.pools.models import PoolConfig, PoolSpec
+from sandlot.core.pools.models import PoolSetting
 from sandlot.core.pools.snapshot_maker import SnapshotMaker as Templates
 from sandlot.core.pools.warm import WarmSandboxFactory
 from sandlot.core.records.sandboxes import SandboxRecorder
@@ -32,15 +32,14 @@ from sandlot.core.snapshots import writer
 from sandlot.core.snapshots.fork_batch import ForkBatch
 from sandlot.drivers.oci.instance import OciInstance
 from sandlot.drivers.oci.prepared import OciPreparedSandbox
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.link.client import Link
-from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.model.access import OPERATOR
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.pools import PoolSizes
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams
-from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server.composition import RunningService
 from sandlot.store.snapshots import SqlSnapshotRepository
+from tests.support.cache import CACHE_DIR
 from tests.support.pools import live_pools
 from tests.support.saving import cell, fill, make, real_service
 from tests.support.until import until
@@ -51,7 +50,7 @@ MIDDLE_S = 0.03
 COUNT = 2
 """Children of a fork."""
 
-POOL = (PoolConfig(PoolSpec(TemplateRef(LOCAL, "base"), "auto", Limits()), PoolSizes(warm=1, max=1)),)
+POOL = (PoolSetting("base", PoolSizes(warm=1, max=1)),)
 POOLED = CreateSandboxParams(template="base", network=NetworkPolicy(NetworkMode.NONE))
 """A sandbox that the pool has: of default limits."""
 
@@ -161,7 +160,7 @@ def own_cache(folder: Path) -> Path:
     cache = folder / "cache"
     if not cache.exists():
         cache.mkdir()
-        for entry in DEFAULT_CACHE.iterdir():
+        for entry in CACHE_DIR.iterdir():
             if entry.name not in {"snapshots", "tmp"}:
                 (cache / entry.name).symlink_to(entry)
     return cache
@@ -203,7 +202,7 @@ async def claim(data_dir: Path, step: str) -> None:
 
 async def refill(data_dir: Path, step: str) -> None:
     STEPS[step]()
-    cache = own_cache(data_dir) if step.startswith("snapshot") else DEFAULT_CACHE
+    cache = own_cache(data_dir) if step.startswith("snapshot") else CACHE_DIR
     async with real_service(data_dir, keep=True, pools=POOL, cache_dir=cache):
         await asyncio.Event().wait()
 

@@ -6,12 +6,15 @@ import gzip
 import hashlib
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandlot.images import plan, rootfs_layout
+from sandlot.builds.merge_program.erofs import BLOCK_BYTES, read_image
+from sandlot.builds.merge_program.files import Files, Node
+from sandlot.images import command_lines, rootfs_layout
+from sandlot.images.erofs_image import read_uuid
 from sandlot.model.images import Layer
 
 TIME_S = 1_700_000_000
@@ -113,6 +116,8 @@ def job_of(folder: Path, *layers: StoredLayer, **changes: Any) -> dict[str, Any]
             }
         )
     return {
+        "base": "",
+        "base_uuid": "",
         "layers": described,
         "max_bytes": 1 << 24,
         "max_entries": 1000,
@@ -120,8 +125,8 @@ def job_of(folder: Path, *layers: StoredLayer, **changes: Any) -> dict[str, Any]
         "folders": {path: [mode, owner] for path, (mode, owner) in rootfs_layout.FOLDERS.items()},
         "files": {**rootfs_layout.FILES, "/usr/bin/sudo": rootfs_layout.SUDO},
         "home": rootfs_layout.HOME,
-        "user": plan.USER_ID,
-        "time_s": plan.BUILD_TIME_S,
+        "user": command_lines.USER_ID,
+        "time_s": command_lines.BUILD_TIME_S,
         "uuid": "00000000-0000-0000-0000-000000000000",
         "image": str(folder / "root.erofs"),
         "index": str(folder / "root.index"),
@@ -131,3 +136,16 @@ def job_of(folder: Path, *layers: StoredLayer, **changes: Any) -> dict[str, Any]
 
 def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def read_made(image: Path) -> tuple[dict[str, Node], Callable[[str], bytes]]:
+    """Return all entries of an image by their paths, and a function that reads a file."""
+    files = Files(0, lambda _text: None)
+    read_image(image, read_uuid(image).bytes, files)
+    entries = dict(files.walk())
+
+    def read(path: str) -> bytes:
+        start = (entries[path].block or 0) * BLOCK_BYTES
+        return image.read_bytes()[start : start + entries[path].size]
+
+    return entries, read

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, ip_address
-from pathlib import Path
 from typing import TypeVar, cast
 
 import dns.rdata
@@ -33,6 +32,10 @@ RESOLVER = "9.9.9.9"
 """Address of the name server."""
 
 _A, _AAAA = 1, 28
+_ETH_P_ALL = 3
+_TCP_SYN, _TCP_ACK = 2, 16
+_LINK_MESSAGES = {*range(130, 138), 143}
+"""Types of ICMPv6 with which a machine finds its routers and neighbours, and tells its multicast addresses."""
 _T = TypeVar("_T")
 Reply = Callable[[bytes], bytes | None]
 """Returns the response to the bytes of a connection so far; None: none yet."""
@@ -63,11 +66,27 @@ class Namespace:
         for line in lines:
             subprocess.run(["nsenter", f"--net={self.path}", "ip", *line.split()], check=True, capture_output=True, timeout=60)
 
-    def counters(self, card: str) -> tuple[int, int]:
-        """Return the number of packets that a card has received and sent."""
-        text = self.call(lambda: Path("/proc/thread-self/net/dev").read_text())
-        numbers = next(line for line in text.splitlines() if line.strip().startswith(f"{card}:")).partition(":")[2].split()
-        return int(numbers[1]), int(numbers[9])
+    @contextmanager
+    def new_traffic(self, card: str) -> Iterator[list[bytes]]:
+        """List the packets that leave through a card and begin something, once the block has ended: datagrams, requests for connections and echoes.
+
+        Left out is what may be sent at any time: packets of earlier connections, and those with which the machine finds its neighbours.
+        """
+
+        def listen() -> socket.socket:
+            capture = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
+            capture.bind((card, _ETH_P_ALL))
+            capture.setblocking(False)
+            return capture
+
+        packets: list[bytes] = []
+        with self.call(listen) as capture:
+            yield packets
+            with suppress(BlockingIOError):
+                while True:
+                    packet, address = capture.recvfrom(65536)
+                    if address[2] == socket.PACKET_OUTGOING and _begins_something(packet):
+                        packets.append(packet)
 
     def close(self) -> None:
         """Give up the namespace. Idempotent."""
@@ -290,6 +309,20 @@ class Internet:
         flags = 0x8180 if is_known else 0x8183
         head = query[:2] + struct.pack("!5H", flags, 1, len(records), 0, 0)
         return head + question + b"".join(b"\xc0\x0c" + struct.pack("!HHIH", kind, 1, 0, len(data)) + data for data in records)
+
+
+def _begins_something(packet: bytes) -> bool:
+    if packet[0] >> 4 == 4:
+        protocol, data = packet[9], packet[(packet[0] & 15) * 4 :]
+    elif packet[0] >> 4 == 6:
+        protocol, data = packet[6], packet[40:]
+        if protocol == socket.IPPROTO_HOPOPTS:
+            protocol, data = data[0], data[8 + 8 * data[1] :]
+    else:
+        return False  # ARP
+    if protocol == socket.IPPROTO_TCP:
+        return data[13] & (_TCP_SYN | _TCP_ACK) == _TCP_SYN
+    return not (protocol == socket.IPPROTO_ICMPV6 and data[0] in _LINK_MESSAGES)
 
 
 def _rdata(type_: str, text: str) -> bytes:

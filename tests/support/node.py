@@ -22,12 +22,13 @@ from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
 from sandlot.core.ports import NetworkGateway, PackageIndex, ResolvedTemplate, VolumeDisks
 from sandlot.core.records.metrics import Metrics
 from sandlot.core.sandbox import Sandbox
-from sandlot.images.recipe import builtin
+from sandlot.images.recipe_files import builtin_templates
 from sandlot.model.access import LOCAL, OPERATOR, OwnerId, Principal
+from sandlot.model.errors import NotFoundError
 from sandlot.model.pools import PoolInfo, PoolSizes
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.repositories import Store
-from sandlot.model.sandboxes import CreateSandboxParams
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.service import Capacity, TemplateInfo
 from sandlot.model.specs import Limits, RootFs, RootKind, TemplateRef
 from sandlot.model.templates import TemplateDefaults
@@ -55,16 +56,20 @@ class MemoryTemplates:
         custom: Templates of owners, besides the built-in templates.
         missing: Names of templates that are not built.
         images: Names of templates whose root file system is an image.
-        defaults_of: Name -> defaults of a template.
+        defaults_of: ``NAME`` or ``NAME:TAG`` -> defaults of a template.
+        deleted: Names of templates whose pools still exist.
+        envs: Id of a build -> its environment. The build of a template is that of ``defaults_of``.
         errors: Name -> exception that building it raises.
     """
 
     def __init__(self) -> None:
-        self._recipes = builtin()
+        self._recipes = builtin_templates()
         self.custom: set[TemplateRef] = set()
         self.missing: set[str] = set()
         self.images: set[str] = set()
         self.defaults_of: dict[str, TemplateDefaults] = {}
+        self.deleted: set[str] = set()
+        self.envs: dict[str, Mapping[str, str]] = {}
         self.errors: dict[str, Exception] = {}
 
     async def list(self, principal: Principal) -> Sequence[TemplateInfo]:
@@ -72,38 +77,56 @@ class MemoryTemplates:
         descriptions = {name: recipe.description for name, recipe in self._recipes.items()}
         descriptions |= {ref.name: "" for ref in self.custom if ref.owner == principal.owner}
         return [
-            TemplateInfo(name, description, None if name in self.missing else self._current(name).root.digest)
+            TemplateInfo(
+                name,
+                description,
+                None if name in self.missing else self._current(name).root.digest,
+                languages=self._languages(name),
+                limits=self._defaults(name).limits,
+            )
             for name, description in sorted(descriptions.items())
         ]
 
     async def find(self, principal: Principal, name: str) -> TemplateRef | None:
         """Return the template that a name means."""
         own = TemplateRef(principal.owner, name)
-        if own in self.custom:
-            return own
-        return TemplateRef(LOCAL, name) if name in self._recipes else None
+        if own in self.custom:  # with its digest, because no record has it
+            return replace(own, digest=self._current(f"{own.owner}/{name}").root.digest)
+        name, _, tag = name.partition(":")
+        return TemplateRef(LOCAL, name, tag=tag) if name in self._recipes and (not tag or f"{name}:{tag}" in self.defaults_of) else None
 
     async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
         """Return the defaults of a template, whose root file system is a folder, except for templates in ``images``."""
-        return replace(self.defaults_of.get(ref.name, TemplateDefaults()), root_kind=RootKind.IMAGE if ref.name in self.images else RootKind.TREE)
+        if ref.full_name in self.deleted:
+            raise NotFoundError(f"The template {ref.name} was deleted.")
+        return replace(self._defaults(ref.full_name), root_kind=RootKind.IMAGE if ref.name in self.images else RootKind.TREE)
 
     async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:  # noqa: ARG002 - templates are folders
         """Return the build of a template. A template in ``missing`` is built from now on."""
         if ref.name in self.errors:
             raise self.errors[ref.name]
         self.missing.discard(ref.name)
-        return self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}")
+        return self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}", ref.build or self._defaults(ref.full_name).build)
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
         """Return the build of a template with the digest of ``ref``."""
-        current = self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}")
+        current = self._current(ref.name if ref.owner == LOCAL else f"{ref.owner}/{ref.name}", ref.build)
         return current if current.root.digest == ref.digest else None
 
-    def _current(self, name: str) -> ResolvedTemplate:
+    def _defaults(self, name: str) -> TemplateDefaults:
+        memory_bytes = self._recipes[name].memory_bytes if name in self._recipes else None
+        return self.defaults_of.get(name) or TemplateDefaults(limits=Limits() if memory_bytes is None else Limits(memory_bytes=memory_bytes))
+
+    def _languages(self, name: str) -> dict[str, str | None]:
+        known = self._defaults(name).languages or ()
+        return dict.fromkeys(known, None if name in self.missing else "1.0")
+
+    def _current(self, name: str, build: str = "") -> ResolvedTemplate:
+        build = build or self._defaults(name).build
         digest = hashlib.sha256(name.encode()).hexdigest()
         path = Path("/nonexistent") / digest
         root = RootFs(digest, image=path, index=path) if name in self.images else RootFs(digest, path)
-        return ResolvedTemplate(root=root, env={"PATH": _PATH})
+        return ResolvedTemplate(root, {"PATH": _PATH, **self.envs.get(build, {})}, build)
 
 
 @dataclass
@@ -205,7 +228,8 @@ class PoolsFacade:
         self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
     ) -> PoolStatus:
         """Create a pool."""
-        return self._status(live_pools(self._node)[(await self._pools.create(principal, template, isolation, limits, sizes, metadata)).id])
+        info = await self._pools.create(principal, template, isolation, LimitsChange.to(limits), sizes, metadata)
+        return self._status(live_pools(self._node)[info.id])
 
     def find(self, principal: Principal, id_or_template: str) -> PoolStatus:
         """Return one pool."""

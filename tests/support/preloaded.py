@@ -37,17 +37,19 @@ class PreloadedProcess:
     Args:
         preloader: The preloader.
         pid: Pid of the process.
+        number: Number of the process among those of the preloader. Later processes can have the same pid.
     """
 
-    def __init__(self, preloader: Preloader, pid: int) -> None:
+    def __init__(self, preloader: Preloader, pid: int, number: int) -> None:
         self._preloader = preloader
+        self._number = number
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None if the process runs."""
         if self.returncode is None:
-            self.returncode = self._preloader.ended(self.pid)
+            self.returncode = self._preloader.status(self._number)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -79,6 +81,7 @@ class Preloader:
     def __init__(self) -> None:
         self._socket, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
+        self._started = 0
         self._statuses: dict[int, int] = {}
         with child:
             self._process = subprocess.Popen(
@@ -95,21 +98,24 @@ class Preloader:
             log: File to which its output is appended.
         """
         with self._lock:
-            self._socket.sendall(json.dumps({"program": program, "argv": list(argv), "env": dict(env), "log": str(log)}).encode())
+            self._started += 1
+            number = self._started
+            request = {"number": number, "program": program, "argv": list(argv), "env": dict(env), "log": str(log)}
+            self._socket.sendall(json.dumps(request).encode())
             while "pid" not in (message := json.loads(self._socket.recv(4096))):
                 self._statuses[message["ended"]] = message["status"]
-        return PreloadedProcess(self, message["pid"])
+        return PreloadedProcess(self, message["pid"], number)
 
-    def ended(self, pid: int) -> int | None:
+    def status(self, number: int) -> int | None:
         """Return the exit status of a process; None if it runs."""
         with self._lock:
-            while pid not in self._statuses:
+            while number not in self._statuses:
                 try:
                     message = json.loads(self._socket.recv(4096, socket.MSG_DONTWAIT))
                 except BlockingIOError:
                     return None
                 self._statuses[message["ended"]] = message["status"]
-            return self._statuses[pid]
+            return self._statuses[number]
 
     def close(self) -> None:
         """End the preloader; services go on."""
@@ -166,11 +172,12 @@ def _preload(connection: socket.socket) -> None:
     assert threading.active_count() == 1, "a fork copies only the thread that calls it"
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.signal(signal.SIGCHLD, lambda *_: None), signal.set_wakeup_fd(wake_write)
+    running: dict[int, int] = {}  # pid -> number
     while True:
         readable = _wait_readable(connection, wake_read)
         if wake_read in readable:
             os.read(wake_read, 4096)
-        _report_ended(connection)
+        _report_ended(connection, running)
         if connection.fileno() not in readable:
             continue
         request = json.loads(connection.recv(REQUEST_BYTES) or b"null")
@@ -178,6 +185,7 @@ def _preload(connection: socket.socket) -> None:
             return
         pid = os.fork()
         if pid:
+            running[pid] = request["number"]
             connection.sendall(json.dumps({"pid": pid}).encode())
             continue
         signal.set_wakeup_fd(before[1])
@@ -194,7 +202,7 @@ def _wait_readable(connection: socket.socket, wake: int) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll()]
 
 
-def _report_ended(connection: socket.socket) -> None:
+def _report_ended(connection: socket.socket, running: dict[int, int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -202,7 +210,7 @@ def _report_ended(connection: socket.socket) -> None:
             return
         if not pid:
             return
-        connection.sendall(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
+        connection.sendall(json.dumps({"ended": running.pop(pid), "status": os.waitstatus_to_exitcode(status)}).encode())
 
 
 def _become(request: Mapping[str, Any], connection: socket.socket, *descriptors: int) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from sandlot.host.locked_folder import remove_tree
 from sandlot.images import tree
 from sandlot.images.recipe import Debian, Recipe, Step
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.link.payload import GUEST_ROOT
+from tests.support.cache import CACHE_DIR
 from tests.support.localservice import TEMPLATE
 
 GUEST = GUEST_ROOT.strip("/")
@@ -32,7 +33,7 @@ BUSYBOX = Recipe(
 
 def busybox_image() -> Path:
     """Return the tree of the image ``BUSYBOX``, which is built first if it is not in the image cache."""
-    return ImageStore(cache_from(os.environ), {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
+    return ImageStore(CACHE_DIR, {BUSYBOX.name: BUSYBOX}).ensure(BUSYBOX.name).path
 
 
 class Roots:
@@ -44,7 +45,7 @@ class Roots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.image = ImageStore(cache_from(os.environ)).root(TEMPLATE).require_tree()
+        self.image = ImageStore(CACHE_DIR).root(TEMPLATE).require_tree()
         """The root of the usual template, guest and all."""
 
     def add(self, name: str, image: Path | None = None) -> Path:
@@ -104,9 +105,8 @@ def replace(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 @contextmanager
 def own_roots() -> Iterator[Roots]:
     """A folder for roots; gone afterwards."""
-    cache = cache_from(os.environ)
-    ImageStore(cache).root(TEMPLATE)
-    folder = Path(tempfile.mkdtemp(prefix="test-roots-", dir=cache))
+    ImageStore(CACHE_DIR).root(TEMPLATE)
+    folder = Path(tempfile.mkdtemp(prefix="test-roots-", dir=CACHE_DIR))
     try:
         yield Roots(folder)
     finally:

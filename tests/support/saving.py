@@ -21,13 +21,13 @@ import pytest
 
 from sandlot.core.node import Node
 from sandlot.core.sandbox import Sandbox
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.network import NetworkMode, NetworkPolicy
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import MIB, CellSpec, Limits, ProcessSpec
 from sandlot.server.composition import RunningService, open_service
 from sandlot.server.settings import Settings
+from tests.support.cache import CACHE_DIR
 from tests.support.sweeping import sweep
 from tests.support.traces import NOTHING, node_of, settle, traces
 from tests.support.until import until
@@ -86,7 +86,7 @@ def fill_up(folder: Path, *, but_bytes: int) -> Path:
 
 def settings_of(folder: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any of the settings
     """A service of that state directory, without pools, that allows containers."""
-    chosen = {"data_dir": folder, "cache_dir": DEFAULT_CACHE, "isolation_allowed": ("gvisor", "container"), "pools": (), **changes}
+    chosen = {"data_dir": folder, "cache_dir": CACHE_DIR, "isolation_allowed": ("gvisor", "container"), "pools": (), **changes}
     return replace(Settings(), **chosen)
 
 

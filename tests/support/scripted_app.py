@@ -16,10 +16,16 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandlot.builds.layers import LayerStore
+from sandlot.builds.uploads import Uploads
 from sandlot.core.node import Node
+from sandlot.core.ports import SystemClock
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.metrics import Metrics
-from sandlot.model.access import OwnerId, Principal
+from sandlot.core.snapshots.manager import SnapshotManager
+from sandlot.images.store import ImageStore
+from sandlot.model.access import INTERNAL, OwnerId, Principal
+from sandlot.model.records import SnapshotRecord
+from sandlot.model.streams import Page
 from sandlot.server.app import create_app
 from sandlot.server.composition import RunningService
 from sandlot.server.process import serve_in_background
@@ -49,8 +55,8 @@ class KnownKeys:
         return nullcontext()
 
 
-class _NoSnapshots:
-    """Bases of builds without snapshots, which the server prunes at its start."""
+class _NothingToPrune:
+    """Bases and results of builds, which the server prunes at its start."""
 
     async def prune(self, builds: object) -> None: ...
 
@@ -68,7 +74,13 @@ def scripted_service(node: Node, settings: Settings | None = None, keys: KnownKe
     store: Any = None
     chosen = settings or Settings()
     values: dict[str, Any] = {"api_keys": keys or KnownKeys(), "events": EventFeed(store), "metrics": Metrics()}
-    values |= dict.fromkeys(("store", "blobs")) | {"bases": _NoSnapshots(), "layers": LayerStore(chosen.layers)}
+    values |= dict.fromkeys(("store", "blobs")) | {
+        "bases": _NothingToPrune(),
+        "images": ImageStore(chosen.cache_dir),
+        "build_results": _NothingToPrune(),
+        "layers": LayerStore(chosen.layers),
+    }
+    values["uploads"] = Uploads(chosen.build_uploads, SystemClock(), max_bytes=chosen.upload_max_bytes)
     values["internals"] = SimpleNamespace(registry=SimpleNamespace(count=0), manager=_EmptyManager())
     return RunningService(settings=chosen, node=node, stop=asyncio.Event(), keep=False, **values)
 
@@ -80,6 +92,19 @@ def local_client(app: ASGIApp, headers: Mapping[str, str] | None = None) -> http
         await app({**scope, "state": {"peer": OWNER} if headers is None else {}}, receive, send)
 
     return httpx.AsyncClient(transport=httpx.ASGITransport(from_peer), base_url="http://sandlot", headers=headers)
+
+
+class _NoCachedSteps:
+    """Snapshots without cached steps of builds, which a service looks for at its start. All other calls are those of a test."""
+
+    def __init__(self, snapshots: SnapshotManager) -> None:
+        self._snapshots = snapshots
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any operation
+        return getattr(self._snapshots, name)
+
+    async def list(self, principal: Principal, **page: Any) -> Page[SnapshotRecord]:  # noqa: ANN401 - as in the real service
+        return Page([], more=False) if principal == INTERNAL else await self._snapshots.list(principal, **page)
 
 
 class _Idle:
@@ -112,9 +137,9 @@ async def serve_scripted(
         keys: API keys.
     """
     idle: Any = _Idle()
-    service = scripted_service(
-        replace(node.services, agents=idle, template_builds=idle), replace(settings or Settings(), data_dir=folder / "data"), keys
-    )
+    snapshots: Any = _NoCachedSteps(node.services.snapshots)
+    services = replace(node.services, agents=idle, template_builds=idle, snapshots=snapshots)
+    service = scripted_service(services, replace(settings or Settings(), data_dir=folder / "data"), keys)
     service.settings.socket.parent.mkdir(parents=True)
     async with serve_in_background(service, [listener.unix_socket(service.settings.socket), *listeners]):
         yield service

@@ -16,7 +16,6 @@ from sandlot.core.lifecycle.idle import TICK_S
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock, PackageIndex
 from sandlot.core.sandbox import Sandbox
-from sandlot.images.store import DEFAULT_CACHE
 from sandlot.model.access import OPERATOR
 from sandlot.model.ports import DriverCapability, HostReading, Resources
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
@@ -29,6 +28,7 @@ from sandlot.testing.memory.store import MemoryBlobs, MemoryDatabase, MemoryStor
 from sandlot.web import listener
 from tests.support import marks
 from tests.support.bare import BareDriver
+from tests.support.cache import CACHE_DIR
 from tests.support.clock import ManualClock
 from tests.support.http import NO_TLS, unix_client
 from tests.support.node import MemoryTemplates, NoPackages, SandboxesFacade
@@ -123,7 +123,7 @@ async def serving(
     Rows are in memory and survive with the driver, unless the settings name a database or the driver runs real guests.
     """
     is_real = isinstance(driver, BareDriver)
-    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=DEFAULT_CACHE if is_real else folder / "cache")
+    chosen = replace(settings or Settings(), data_dir=folder / "data", cache_dir=CACHE_DIR if is_real else folder / "cache")
     if chosen.pools is None:
         chosen = replace(chosen, pools=())  # what nobody asked for is nothing that a test counts on
     driver.restart()

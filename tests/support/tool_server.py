@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,9 +17,26 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ImageContent
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support.tenants import PNG
+
+PIECE = b"x" * 65536
+
+
+@dataclass(frozen=True)
+class Flood:
+    """A response without end, or a small one that becomes large.
+
+    Args:
+        method: Method of the requests that get the response.
+        content_type: Its content type.
+        is_compressed: Send 64 MiB that are compressed instead.
+    """
+
+    method: str
+    content_type: str = "application/json"
+    is_compressed: bool = False
 
 
 @dataclass
@@ -28,19 +47,28 @@ class ToolServer:
         url: URL of its endpoint.
         token: Token that each request must carry.
         added: Pairs of numbers of the calls of ``add``.
+        sent_bytes: Number of bytes of the flood that clients have taken.
     """
 
     url: str
     token: str
     added: list[tuple[int, int]] = field(default_factory=list)
+    sent_bytes: int = 0
 
 
 @contextmanager
-def tool_server(token: str) -> Iterator[ToolServer]:
-    """Run a server with the tools ``add``, ``headers``, ``fail``, ``hang``, ``repeat`` and ``draw``."""
+def tool_server(token: str, *, flood: Flood | None = None, json_response: bool = False) -> Iterator[ToolServer]:
+    """Run a server with the tools ``add``, ``headers``, ``fail``, ``hang``, ``repeat`` and ``draw``.
+
+    Args:
+        token: Token that each request must carry.
+        flood: Response to requests of one method, in place of that of the server.
+        json_response: Respond with JSON instead of event streams.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         running = ToolServer(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", token)
-        app = _guarded(_server(running).streamable_http_app(), token)
+        app: ASGIApp = _server(running).streamable_http_app(json_response=json_response)
+        app = _guarded(app if flood is None else _flooded(app, flood, running), token)
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -99,3 +127,37 @@ def _guarded(app: ASGIApp, token: str) -> ASGIApp:
         await app(scope, receive, send)
 
     return guarded
+
+
+def _flooded(app: ASGIApp, flood: Flood, running: ToolServer) -> ASGIApp:
+    async def flooded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await app(scope, receive, send)
+            return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        if json.loads(body).get("method") != flood.method:
+            read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def replay() -> Message:
+                return read.pop() if read else await receive()
+
+            await app(scope, replay, send)
+            return
+        headers = [(b"content-type", flood.content_type.encode()), *([(b"content-encoding", b"gzip")] if flood.is_compressed else [])]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if flood.is_compressed:
+            await send({"type": "http.response.body", "body": gzip.compress(PIECE * 1024)})
+            return
+        await send({"type": "http.response.body", "body": b"data: " if flood.content_type == "text/event-stream" else b'"', "more_body": True})
+        gone = asyncio.ensure_future(receive())
+        while not gone.done():
+            await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+            running.sent_bytes += len(PIECE)
+            await asyncio.sleep(0)
+
+    return flooded

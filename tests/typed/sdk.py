@@ -45,6 +45,7 @@ from sandlot import (
     ForkBatch,
     ForkTree,
     KeyInfo,
+    LanguageInfo,
     Limits,
     ListeningPort,
     LocalService,
@@ -288,6 +289,7 @@ def records(client: Client) -> None:
     assert_type(programs.run_batch([{"language": "bash", "code": "true"}], concurrency=2)[0].error, SandlotError | None)
     for item in programs.iter_batch([]):
         assert_type(item, BatchItem)
+    assert_type(client.programs.languages(), list[LanguageInfo])
     local = LocalService("/var/lib/sandlot")
     assert_type((local.is_running(), local.has_sandboxes(), parse_size("1G")), tuple[bool, bool, int])
 

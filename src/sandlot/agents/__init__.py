@@ -1,4 +1,4 @@
-"""Sandlot for models: the tools of a sandbox for each SDK, and an agent loop.
+"""Sandlot for models: the tools of a sandbox for each SDK, and an agent loop in the process of the caller. ``service`` runs agents in the service.
 
 The adapters are modules of the same names as their packages, such as ``sandlot.agents.anthropic``; each needs its package, and nothing here imports
 an adapter. The public names are imported on first use, so that a service that runs agents does not load the SDK.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandlot.agents.conversation import AsyncSandboxTools, SandboxTools
     from sandlot.agents.loop import (
         AgentEvent,
         AgentLimits,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     )
     from sandlot.agents.models.base import Answer, ToolCall, Usage
     from sandlot.agents.rendering import show_transcript, transcript_to_html, transcript_to_markdown
+    from sandlot.agents.sandbox_tools import AsyncSandboxTools, SandboxTools
     from sandlot.agents.transcript import read_transcript
 
 __all__ = [
@@ -59,11 +59,11 @@ if not TYPE_CHECKING:  # a type checker would otherwise accept every name
         "Answer": "sandlot.agents.models.base",
         "AnswerDiscarded": "sandlot.agents.loop",
         "AnswerFinished": "sandlot.agents.loop",
-        "AsyncSandboxTools": "sandlot.agents.conversation",
+        "AsyncSandboxTools": "sandlot.agents.sandbox_tools",
         "CallFinished": "sandlot.agents.loop",
         "CallOutput": "sandlot.agents.loop",
         "CallStarted": "sandlot.agents.loop",
-        "SandboxTools": "sandlot.agents.conversation",
+        "SandboxTools": "sandlot.agents.sandbox_tools",
         "TextPiece": "sandlot.agents.loop",
         "ToolCall": "sandlot.agents.models.base",
         "Usage": "sandlot.agents.models.base",

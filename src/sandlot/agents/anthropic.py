@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
-from sandlot.agents import conversation
+from sandlot.agents import sandbox_tools
 from sandlot.agents.extras import extra
 from sandlot.agents.models import messages
 from sandlot.toolset.output import ToolResult
 
 with extra("anthropic", "anthropic"):
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, BetaBuiltinFunctionTool, BetaFunctionToolResultType, ToolError
-    from anthropic.types import Message, ToolParam, ToolResultBlockParam, ToolUseBlock
+    from anthropic.types import Message, ToolParam, ToolResultBlockParam
     from anthropic.types.beta import BetaToolUnionParam
 
+Call: TypeAlias = tuple[str, tuple[str, object] | ToolResult]
+"""Id of a call, and the call or its result, as ``call_all`` takes them."""
 
-class AsyncMessagesTools(conversation.AsyncSandboxTools):
+
+class AsyncMessagesTools(sandbox_tools.AsyncSandboxTools):
     """Tools of one sandbox for ``client.messages``; see :class:`sandlot.agents.AsyncSandboxTools` for the arguments.
 
     A request has ``tools=tools.definitions``. After a message with calls, the conversation continues with the message and with
@@ -36,14 +39,14 @@ class AsyncMessagesTools(conversation.AsyncSandboxTools):
     async def results(self, message: Message) -> list[ToolResultBlockParam]:
         """Run the tool calls of a message at the same time, and return the content of the next user message; empty if there are no calls."""
         calls = calls_of(message)
-        return _blocks(calls, await self.call_all([(block.name, arguments) for block, arguments in calls]))
+        return _blocks(calls, await self.call_all([call for _, call in calls]))
 
 
-class MessagesTools(conversation.SandboxTools):
+class MessagesTools(sandbox_tools.SandboxTools):
     """The same for synchronous programs."""
 
     @classmethod
-    def _asynchronous(cls) -> type[conversation.AsyncSandboxTools]:
+    def _asynchronous(cls) -> type[sandbox_tools.AsyncSandboxTools]:
         return AsyncMessagesTools
 
     @property
@@ -59,7 +62,7 @@ class MessagesTools(conversation.SandboxTools):
     def results(self, message: Message) -> list[ToolResultBlockParam]:
         """Run the tool calls of a message; see :meth:`AsyncMessagesTools.results`."""
         calls = calls_of(message)
-        return _blocks(calls, self.call_all([(block.name, arguments) for block, arguments in calls]))
+        return _blocks(calls, self.call_all([call for _, call in calls]))
 
 
 class _AsyncRunnable(BetaAsyncBuiltinFunctionTool):
@@ -93,12 +96,12 @@ def _runner_content(result: ToolResult) -> BetaFunctionToolResultType:
     return content
 
 
-def calls_of(message: Message) -> list[tuple[ToolUseBlock, object]]:
-    """Return the tool calls of a message, each with its arguments; the last one may be cut off."""
+def calls_of(message: Message) -> list[Call]:
+    """Return the tool calls of a message; the last one may be cut off."""
     blocks = [block for block in message.content if block.type == "tool_use"]
     is_cut = message.stop_reason == "max_tokens"
-    return [(block, conversation.cut_off(block.input, is_cut=is_cut and block is message.content[-1])) for block in blocks]
+    return [(block.id, sandbox_tools.call_or_result(block.name, block.input, is_cut=is_cut and block is message.content[-1])) for block in blocks]
 
 
-def _blocks(calls: Sequence[tuple[ToolUseBlock, object]], results: Sequence[ToolResult]) -> list[ToolResultBlockParam]:
-    return [cast("ToolResultBlockParam", messages.result_block(block.id, result)) for (block, _), result in zip(calls, results, strict=True)]
+def _blocks(calls: Sequence[Call], results: Sequence[ToolResult]) -> list[ToolResultBlockParam]:
+    return [cast("ToolResultBlockParam", messages.result_block(call_id, result)) for (call_id, _), result in zip(calls, results, strict=True)]

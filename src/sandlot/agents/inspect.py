@@ -11,8 +11,8 @@ from pathlib import PurePath
 from typing import Any, Final, Literal, overload
 
 from sandlot.agents.extras import extra
-from sandlot.agents.os_errors import GONE, os_errors
-from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.agents.os_errors import os_errors
+from sandlot.model.errors import SANDBOX_GONE, ErrorCode, SandlotError
 from sandlot.sdk import AsyncSandbox, Output
 
 with extra("inspect", "inspect_ai"):
@@ -66,14 +66,14 @@ class SandlotSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
         cls,
         task_name: str,
         config: SandboxEnvironmentConfigType | None,
-        metadata: dict[str, str],  # noqa: ARG003 - of the interface
+        metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
         """Create the sandbox of a sample."""
         if isinstance(config, str):
             config = SandlotConfig(template=PurePath(config).name)  # inspect_ai has made a path of the name, as of a configuration file
         options = {} if config is None else config.model_dump(exclude_none=True)
-        words = {**METADATA, "task": task_name[:128]}
-        sandbox = await AsyncSandbox.create(**{"timeout": TIMEOUT_S, "metadata": words, **options})
+        metadata = {**METADATA, "task": task_name[:128]}
+        sandbox = await AsyncSandbox.create(**{"timeout": TIMEOUT_S, "metadata": metadata, **options})
         return {"default": cls(sandbox)}
 
     @classmethod
@@ -89,7 +89,7 @@ class SandlotSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
             try:
                 await environment.as_type(SandlotSandboxEnvironment).sandbox.kill()
             except SandlotError as error:
-                if error.code not in GONE:
+                if error.code not in SANDBOX_GONE:
                     raise
 
     @classmethod
@@ -128,7 +128,7 @@ class SandlotSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
                 return ExecResult(False, PROGRAM_NOT_FOUND, "", f"{error.message}\n")
             if user is not None and error.code is ErrorCode.INVALID_REQUEST:  # there is no such user
                 return ExecResult(False, 1, "", f"{error.message}\n")
-            if error.code in GONE:
+            if error.code in SANDBOX_GONE:
                 raise SandboxUnavailableError(str(error)) from error
             raise
         if result.timed_out:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sandlot.agents.conversation import AsyncSandboxTools, SandboxTools
 from sandlot.agents.extras import extra
+from sandlot.agents.sandbox_tools import AsyncSandboxTools, SandboxTools
 from sandlot.model.errors import ErrorCode, SandlotError
 from sandlot.sdk import Output, Sandbox
 from sandlot.toolset.output import Image, ToolResult

@@ -19,12 +19,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 
-from sandlot.agents.conversation import CUT_OFF, AsyncSandboxTools, SandboxTools, run_parallel
-from sandlot.agents.models.base import Answer, Model, Setup, Stop, ToolCall, Usage
+from sandlot.agents.models.base import Answer, ModelConversation, Setup, Stop, ToolCall, Usage
 from sandlot.agents.models.chat import ChatModel
 from sandlot.agents.models.messages import MessagesModel
 from sandlot.agents.models.responses import ResponsesModel
 from sandlot.agents.prices import Price, find_price, require_price
+from sandlot.agents.sandbox_tools import CUT_OFF, AsyncSandboxTools, SandboxTools, run_parallel
 from sandlot.agents.transcript import TranscriptFile, content_of
 from sandlot.model.errors import InvalidRequestError, UnavailableError
 from sandlot.sdk._async import backend
@@ -244,20 +244,20 @@ async def run_async(  # noqa: PLR0913 - passed by name
 class _Loop:
     def __init__(
         self,
-        model: Model,
+        conversation: ModelConversation,
         tools: AsyncSandboxTools,
         limits: AgentLimits,
         price: Price | None,
         file: TranscriptFile,
         on_event: OnEvent | None,
     ) -> None:
-        self._model = model
+        self._conversation = conversation
         self._tools = tools
         self._limits = limits
         self._price = price
         self._file = file
         self._on_event = on_event
-        self._outcome = AgentRun(messages=model.messages, cost_usd=None if price is None else Decimal(0))
+        self._outcome = AgentRun(messages=conversation.messages, cost_usd=None if price is None else Decimal(0))
         self._results: dict[int, ToolResult] = {}
 
     async def run(self) -> AgentRun:
@@ -271,12 +271,12 @@ class _Loop:
                     break
                 if answer.calls:
                     await self._call_all(answer.calls)
-                    self._model.answer(self._take_results(answer.calls, ""))
+                    self._conversation.append_results(self._take_results(answer.calls, ""))
                 answer = None
         if scope.cancelled_caught:
             outcome.stop = "time"
         if answer is not None and answer.calls:
-            self._model.answer(self._take_results(answer.calls, outcome.stop))
+            self._conversation.append_results(self._take_results(answer.calls, outcome.stop))
         outcome.duration_s = time.monotonic() - began
         outcome.sandbox_id = self._tools.sandbox_id
         self._file.write(
@@ -305,7 +305,7 @@ class _Loop:
         for repeat in range(MAX_REPEATS + 1):
             outcome.turns += 1
             try:
-                return await self._record(await self._model.ask(self._emit_text), began)
+                return await self._record(await self._conversation.ask(self._emit_text), began)
             except UnavailableError:
                 if repeat == MAX_REPEATS or outcome.turns == self._limits.turns:
                     raise
@@ -393,7 +393,7 @@ def _shows_images(client: object, api: Api) -> bool:
     return _vendor(client) == "anthropic" or api == "responses"
 
 
-def _model(vendor: str, api: Api, client: object, setup: Setup, messages: list[Any]) -> Model:
+def _model(vendor: str, api: Api, client: object, setup: Setup, messages: list[Any]) -> ModelConversation:
     if vendor == "anthropic":
         return MessagesModel(client, setup, messages)
     return ResponsesModel(client, setup, messages) if api == "responses" else ChatModel(client, setup, messages)

@@ -17,10 +17,9 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from sandlot.agents.conversation import AsyncSandboxTools
 from sandlot.agents.extras import extra
-from sandlot.agents.os_errors import GONE
-from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.agents.sandbox_tools import AsyncSandboxTools
+from sandlot.model.errors import SANDBOX_GONE, ErrorCode, SandlotError
 from sandlot.sdk import AsyncCommandHandle, AsyncSandbox, AsyncTerminal, Output
 from sandlot.toolset.output import Image, ToolResult
 from sandlot.toolset.tools import Tool
@@ -155,7 +154,7 @@ class SandlotSandboxClient(BaseSandboxClient[SandlotSandboxClientOptions]):
         try:
             sandbox = await AsyncSandbox.connect(state.sandbox_id, **self._connection)
         except SandlotError as error:
-            if error.code not in GONE:
+            if error.code not in SANDBOX_GONE:
                 raise
             sandbox = await self._create(state.options, state.manifest)
             state.sandbox_id, state.workspace_root_ready = sandbox.id, False

@@ -24,8 +24,6 @@ ERRNOS: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.DISK_FULL: errno.ENOSPC,
 }
 """Code -> errno. ``OSError`` chooses its subclass by it, such as ``FileNotFoundError``."""
-GONE: Final = frozenset({ErrorCode.SANDBOX_ENDED, ErrorCode.SANDBOX_NOT_FOUND})
-"""Codes of a sandbox that does not exist any more."""
 
 
 def os_error(error: SandlotError, path: str | None = None) -> OSError | None:

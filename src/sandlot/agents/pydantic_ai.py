@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sandlot.agents.conversation import AsyncSandboxTools, ConversationSandbox
 from sandlot.agents.extras import extra
-from sandlot.agents.os_errors import GONE, os_error
-from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError
+from sandlot.agents.os_errors import os_error
+from sandlot.agents.sandbox_tools import AsyncSandboxTools, ConversationSandbox
+from sandlot.model.errors import SANDBOX_GONE, ErrorCode, NotFoundError, SandlotError
 from sandlot.sdk import AsyncSandbox, FileEntry
 from sandlot.toolset.images import decode_image
 from sandlot.toolset.output import Image, ToolResult
@@ -180,7 +180,7 @@ async def _followed(sandbox: AsyncSandbox, entry: FileEntry) -> FileEntry:
     try:
         return await sandbox.files.stat(entry.path)
     except SandlotError as error:
-        if error.code in GONE:
+        if error.code in SANDBOX_GONE:
             raise WorkspaceUnavailableError(str(error)) from error
         return entry
 
@@ -195,7 +195,7 @@ def _workspace_errors(path: str | None = None) -> Iterator[None]:
     try:
         yield
     except SandlotError as error:
-        if error.code in GONE:
+        if error.code in SANDBOX_GONE:
             raise WorkspaceUnavailableError(str(error)) from error
         if (translated := os_error(error, path)) is not None:
             raise translated from error

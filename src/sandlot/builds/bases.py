@@ -1,18 +1,16 @@
-"""Bases of builds: what a stage begins with. The composition root connects registries, templates and root images to this interface."""
+"""Bases of builds: what a stage begins with. ``server/base_resolver.py`` finds them among templates, image registries and archives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sandlot.builds.plan import ArchiveBase, EmptyBase, ImageBase, TemplateBase
+from sandlot.images.progress import Progress
 from sandlot.model.access import Principal
 from sandlot.model.images import ImageConfig
 from sandlot.model.templates import BuildRecord, BuiltRoot
-
-Report = Callable[[str], object]
-"""Function that is called with one line of text about the progress, for the log of the build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +22,23 @@ class BaseRoot:
         root: Root file system, to which the build adds its layer.
         config: Configuration. That of a template has its settings.
         key: Digest of the content, with which cached steps are found again.
+        digests: Digests that the root file system of such a sandbox can have. A sandbox with another digest is not used, because the template was
+            updated after the build had begun. Empty: ``template`` always names the same root file system.
+        user: Name of a user with the id 1000 that sandboxes of the build get before their first step; empty: none.
     """
 
     template: str
     root: BuiltRoot
     key: str
     config: ImageConfig = field(default_factory=ImageConfig)
+    digests: Collection[str] = ()
+    user: str = ""
 
 
-class BuildBases(Protocol):
-    """Finds bases, and makes root images."""
+class BaseResolver(Protocol):
+    """Finds the bases with which builds begin, and keeps their files as long as builds need them."""
 
-    async def open(self, principal: Principal, base: ImageBase | TemplateBase | ArchiveBase | EmptyBase, report: Report) -> BaseRoot:
+    async def resolve(self, principal: Principal, base: ImageBase | TemplateBase | ArchiveBase | EmptyBase, report: Progress) -> BaseRoot:
         """Find a base, and make it ready to start sandboxes of the principal from. An image is pulled first.
 
         Raises:
@@ -44,29 +47,8 @@ class BuildBases(Protocol):
         """
         ...
 
-    async def prepare(self, root: BuiltRoot, report: Report) -> None:
-        """Make the root image of a finished build, so that sandboxes can start from it at once.
-
-        Raises:
-            SandlotError: A layer has a forbidden entry, or the root file system is too large.
-        """
-        ...
-
-    async def save_snapshot(self, principal: Principal, build: BuildRecord, on_output: Callable[[int, bytes], None]) -> int:
-        """Make the snapshot of a finished build, in which its start command runs, and return its size in bytes; 0 if the host cannot make it now.
-
-        Args:
-            principal: Owner of the build.
-            build: Build with its root file system and settings.
-            on_output: Function that is called with the channel and the bytes of output of the start command, until it is ready.
-
-        Raises:
-            SandlotError: The start command failed or did not become ready.
-        """
-        ...
-
     async def prune(self, builds: Collection[BuildRecord]) -> None:
-        """Remove the snapshots that no build needs. Call this only while no build runs.
+        """Release the bases that no build needs. Call this only while no build runs.
 
         Args:
             builds: All ready builds of the node.

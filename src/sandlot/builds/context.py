@@ -20,7 +20,7 @@ from typing import BinaryIO, Final, cast
 
 from sandlot.builds.limits import CHUNK_BYTES, BuildLimits
 from sandlot.builds.merge_program.layers import Entry, EntryReader, RefusedError
-from sandlot.builds.patterns import IgnoreRules, NamePattern, has_wildcards
+from sandlot.builds.patterns import ComparisonBudget, IgnoreRules, NamePattern, has_wildcards
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError
 from sandlot.protocol import tar
 
@@ -28,6 +28,8 @@ MAX_LINKS: Final = 40
 """Number of symbolic links after which the search for a file ends, as in Linux (path_resolution(7))."""
 MAX_IGNORE_BYTES: Final = 256 * 1024
 """Bytes of a ``.dockerignore`` that are read."""
+MAX_DEPTH: Final = 256
+"""Maximum number of names in the path of an entry."""
 IGNORE_FILE: Final = ".dockerignore"
 _GZIP: Final = b"\x1f\x8b"
 _MAGIC_BYTES: Final = 262
@@ -69,10 +71,12 @@ class Context:
     Args:
         items: Name -> entry.
         contents: File with all contents.
+        budget: Comparisons that the wildcards of the build may still need. None: the default.
     """
 
-    def __init__(self, items: Mapping[str, Item], contents: BinaryIO | None = None) -> None:
+    def __init__(self, items: Mapping[str, Item], contents: BinaryIO | None = None, budget: ComparisonBudget | None = None) -> None:
         self._contents = contents
+        self._budget = budget or ComparisonBudget()
         self.items = {"": Item("", tar.FOLDER), **items}
         self._children: dict[str, list[str]] = {}
         for name in self.items:
@@ -87,30 +91,37 @@ class Context:
             self._contents.close()
 
     def find(self, source: str, *, follow: bool) -> list[Item]:
-        """Return the entries that a source of a copy names, at least one.
+        """Return the entries that a source of a copy names, at least one, and each once.
 
         Args:
             source: Path with wildcards. ``..`` at the top of the context stays there.
             follow: True to return the target of a symbolic link in the last part of the path.
 
         Raises:
-            InvalidRequestError: Nothing has the name, or a link leads nowhere.
+            InvalidRequestError: Nothing has the name, the path is too long, or a link leads nowhere.
+            LimitError: The wildcards need too many comparisons.
         """
         names = [""]
         for part in _parts(source):
+            # Each folder once: with links to folders above, the number of paths grows with a power of the number of links.
+            folders = dict.fromkeys(self._folder(name) for name in names)
             if has_wildcards(part):
                 pattern = NamePattern(part)
                 names = [
-                    child for name in names for child in self._children.get(self._folder(name), ()) if pattern.matches(posixpath.basename(child))
+                    child
+                    for folder in folders
+                    for child in self._children.get(folder, ())
+                    if pattern.matches(posixpath.basename(child), self._budget)
                 ]
             else:
-                below = (posixpath.join(self._folder(name), part) for name in names)
+                below = (posixpath.join(folder, part) for folder in folders)
                 names = [name for name in below if name in self.items]
         if not names:
             raise InvalidRequestError(
                 f"The build context has no file {source[:200]!r}.", hint="Check the path and the .dockerignore. Paths are relative to the context."
             )
-        return [self._followed(name, source) if follow else self.items[name] for name in names]
+        found = (self._followed(name, source) if follow else self.items[name] for name in names)
+        return list({item.name: item for item in found}.values())
 
     def walk(self, item: Item) -> Iterator[tuple[str, Item]]:
         """Yield all entries of a folder with their paths below it, folders before their entries."""
@@ -161,21 +172,24 @@ class Context:
 
 
 def _parts(source: str) -> list[str]:
+    if len(source) > tar.PATH_BYTES:
+        raise InvalidRequestError(f"The path {source[:64]!r}… has {len(source)} characters.", hint=f"Use at most {tar.PATH_BYTES} characters.")
     return [part for part in posixpath.normpath("/" + source).split("/") if part]
 
 
-def read_context(archive: Path, work: Path, limits: BuildLimits, *, ignores: bool = True) -> Context:
+def read_context(archive: Path, work: Path, limits: BuildLimits, budget: ComparisonBudget, *, ignores: bool = True) -> Context:
     """Read a context. The contents of its files are copied to a temporary file without compression. Blocks.
 
     Args:
         archive: Tar archive, plain or compressed with gzip.
         work: Folder for the temporary file, which is removed when it is closed.
         limits: Limits of the context.
+        budget: Comparisons that the wildcards of the build may still need.
         ignores: True to leave out what a ``.dockerignore`` names.
 
     Raises:
         InvalidRequestError: The archive is damaged, or has an entry that is refused; the message names the entry.
-        LimitError: The context is too large, or has too many entries.
+        LimitError: The context is too large, has too many entries, or the patterns of its ``.dockerignore`` need too many comparisons.
     """
     contents = _temporary(work)
     try:
@@ -183,11 +197,11 @@ def read_context(archive: Path, work: Path, limits: BuildLimits, *, ignores: boo
             items = _Collector(contents, limits).read(_chunks(file))
         if ignores and (rules := items.get(IGNORE_FILE)) is not None and rules.kind == tar.FILE:
             contents.seek(rules.offset)
-            items = _filtered(items, IgnoreRules(contents.read(min(rules.size, MAX_IGNORE_BYTES)).decode("utf-8", "replace")))
+            items = _filtered(items, IgnoreRules(contents.read(min(rules.size, MAX_IGNORE_BYTES)).decode("utf-8", "replace")), budget)
     except BaseException:
         contents.close()
         raise
-    return Context(items, contents)
+    return Context(items, contents, budget)
 
 
 def empty_context() -> Context:
@@ -258,10 +272,9 @@ class _Collector:
         if member.kind not in {tar.FILE, tar.FOLDER, tar.SYMLINK, tar.HARDLINK}:
             return None  # a device or a pipe
         name = "/".join(names)
-        for depth in range(1, len(names)):
-            parent = self.items.setdefault("/".join(names[:depth]), Item("/".join(names[:depth]), tar.FOLDER))
-            if parent.kind != tar.FOLDER:
-                raise tar.TarError(f"The archive's entry {tar.shown(member.name)} is below {tar.shown(parent.name)}, which is not a folder.")
+        if len(names) > MAX_DEPTH:
+            raise tar.TarError(f"The archive's entry {tar.shown(member.name)} has {len(names)} names in its path; at most {MAX_DEPTH} are allowed.")
+        self._add_folders(name)
         if len(self.items) >= self.limits.context_entries:
             raise LimitError(f"The build context has more than {self.limits.context_entries} entries.", code=ErrorCode.TOO_LARGE)
         old = self.items.get(name)
@@ -279,15 +292,25 @@ class _Collector:
         self.items[name] = item
         return item if member.kind == tar.FILE else None
 
+    def _add_folders(self, name: str) -> None:
+        """Add the folders above an entry that the archive has not named."""
+        missing, parent = [], posixpath.dirname(name)
+        while parent and parent not in self.items:
+            missing.append(parent)
+            parent = posixpath.dirname(parent)
+        if parent and self.items[parent].kind != tar.FOLDER:
+            raise tar.TarError(f"The archive's entry {tar.shown(name)} is below {tar.shown(parent)}, which is not a folder.")
+        self.items.update((each, Item(each, tar.FOLDER)) for each in reversed(missing))
+
     def _too_large(self) -> LimitError:
         return LimitError(
             f"The build context has more than {self.limits.context_bytes} bytes.", code=ErrorCode.TOO_LARGE, hint="Name files in a .dockerignore."
         )
 
 
-def _filtered(items: Mapping[str, Item], rules: IgnoreRules) -> dict[str, Item]:
+def _filtered(items: Mapping[str, Item], rules: IgnoreRules, budget: ComparisonBudget) -> dict[str, Item]:
     """Return the entries that the rules keep, with the folders above them."""
-    kept = {name for name in items if not rules.ignores(name)}
+    kept = items.keys() - rules.ignored(items, budget)
     for name in tuple(kept):
         while (name := posixpath.dirname(name)) and name not in kept:
             kept.add(name)

@@ -13,7 +13,6 @@ from sandlot.builds.context import Context, Item, unpack
 from sandlot.builds.limits import BuildLimits
 from sandlot.builds.overlays import FileRecord
 from sandlot.builds.plan import Copy
-from sandlot.model.errors import InvalidRequestError
 from sandlot.protocol import tar
 
 _KINDS: Final = {tar.FILE: "file", tar.FOLDER: "folder", tar.SYMLINK: "symlink"}
@@ -149,16 +148,6 @@ class Renamed:
             if path.startswith(prefix + b"/"):
                 return to.rstrip(b"/") + path[len(prefix) :]
         return None
-
-
-def check_sources(copy: Copy, number: int) -> None:
-    """Refuse a copy of several files whose destination is not a folder.
-
-    Raises:
-        InvalidRequestError: The destination is a file.
-    """
-    if number > 1 and len(copy.sources) > 1 and not copy.destination.endswith(("/", ".")):
-        raise InvalidRequestError("Several files need a destination that ends with a slash.", hint="End the destination with a slash.")
 
 
 def _content(chunks: Iterator[bytes] | tuple[bytes, ...]) -> Iterator[bytes]:

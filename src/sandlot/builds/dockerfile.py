@@ -1,7 +1,7 @@
 """Dockerfiles: parsed into the stages of a plan. Pure.
 
 The syntax and the expansion of variables are those of BuildKit, from ``e2b-dockerfile-utils``, a port of its parser. The values of this module hide
-that package. A Dockerfile can be hostile: its size, the number of its stages and steps and the size of expanded words are limited.
+that package. A Dockerfile can be hostile: its size, the number of its stages and steps, and the work to expand its variables are limited.
 
 ================================================  ======================================================================
 FROM, RUN, COPY, ADD, ENV, ARG, WORKDIR, USER,    work as in BuildKit, except for what the next rows say
@@ -16,6 +16,7 @@ MAINTAINER, ONBUILD
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,10 +60,10 @@ from sandlot.model.specs import KIB, MAX_ENV_BYTES, MIB
 
 MAX_BYTES: Final = 256 * KIB
 """Maximum size in bytes of a Dockerfile."""
-MAX_EXPANDED: Final = 4 * MIB
-"""Maximum number of characters that the expansion of one word can have."""
-MAX_PATTERN_VALUE: Final = 256
-"""Maximum number of characters of a variable in which a pattern with ``*`` is replaced: the time grows with a power of this number."""
+MAX_DIRECTIVE_CHARS: Final = 1024
+"""Maximum number of characters of a comment in the first lines. The parser takes them for directives, in time that grows with the square."""
+MAX_EXPANSION: Final = 2 * MIB
+"""Maximum number of characters of all words together once their variables are expanded. Patterns count as characters of the same cost."""
 IGNORED: Final = frozenset({"EXPOSE", "LABEL", "VOLUME", "HEALTHCHECK", "STOPSIGNAL", "MAINTAINER", "ONBUILD"})
 PLATFORM: Final = "linux/amd64"
 PREDEFINED: Final[Mapping[str, str]] = {
@@ -77,9 +78,26 @@ PREDEFINED: Final[Mapping[str, str]] = {
 }
 """Arguments that exist before the first FROM. A stage gets those that it declares."""
 _STAGE_NAME: Final = re.compile(r"[a-z][a-z0-9-_.]*")
-_PATTERN: Final = re.compile(r"\$\{(\w+)[#%/][^}*]*\*")
+_DIRECTIVE_LINES: Final = 4
+"""Lines that can be directives: the parser knows three, each once."""
+_OPERATOR: Final = re.compile(r"\$\{(\$|#|[^:}${#%/]*)([#%/])")
+"""Name and operator of everything that can have a pattern, as in ``${NAME#PATTERN}``."""
+_STEPS_PER_CHAR: Final = 32
+"""Steps of a regular expression that cost as much as the expansion of one character."""
+_REVERSED_PER_CHAR: Final = 8192
+"""Characters that cost as much as one, each time when one of them is moved: the lexer reverses patterns in a list."""
+_MAX_NESTED: Final = 1_000
+"""Number of replacements in a word beyond which their cost is not computed."""
+_NOT_SIMPLE: Final = frozenset("$\"'\\`")
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|git@)", re.IGNORECASE)
 _SHEBANG: Final = re.compile(r"#!\s*(\S[^\n]*)")
+
+
+@dataclass(slots=True)
+class ExpansionBudget:
+    """Characters that the words of one Dockerfile may still expand to."""
+
+    left: int = MAX_EXPANSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +107,13 @@ class Instruction:
     Args:
         label: Number of the instruction in the plan.
         escape: Escape character of the Dockerfile.
+        budget: Budget of the Dockerfile.
     """
 
     label: str
     parsed: DockerfileInstruction
     escape: str
+    budget: ExpansionBudget
 
     @property
     def text(self) -> str:
@@ -124,7 +144,7 @@ class DockerfileSteps:
     index: int = 0
 
     def steps(self, config: ImageConfig) -> Sequence[Step]:
-        """Return the steps, with expanded variables."""
+        """Return the steps, with expanded variables. Takes up to some seconds, so call this in a thread."""
         return tuple(_Expansion(self, config).steps())
 
     def origins(self) -> Iterator[int | ImageBase]:
@@ -162,7 +182,7 @@ class Dockerfile:
 
 
 def parse(text: str, *, args: Mapping[str, str] | None = None, target: str = "") -> Dockerfile:
-    """Parse a Dockerfile.
+    """Parse a Dockerfile. Takes up to some seconds, so call this in a thread.
 
     Args:
         text: The Dockerfile.
@@ -174,6 +194,11 @@ def parse(text: str, *, args: Mapping[str, str] | None = None, target: str = "")
     """
     if len(text) > MAX_BYTES or len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise InvalidRequestError(f"The Dockerfile has more than {MAX_BYTES} bytes.", hint="Copy scripts into the sandbox and run them.")
+    for line in text.split("\n", _DIRECTIVE_LINES)[:_DIRECTIVE_LINES]:
+        if len(line) > MAX_DIRECTIVE_CHARS and line.lstrip().startswith("#"):
+            raise InvalidRequestError(
+                f"A comment at the beginning has {len(line)} characters; at most {MAX_DIRECTIVE_CHARS} are allowed.", hint="Correct the Dockerfile."
+            )
     try:
         ast = parse_dockerfile_ast(text)
     except DockerfileSyntaxError as error:
@@ -197,12 +222,13 @@ class _Stages:
         self._globals = dict(PREDEFINED)
         self._defaults: dict[str, str] = dict(PREDEFINED)
         self._names: dict[str, int] = {}
+        self._budget = ExpansionBudget()
         self._stages: list[tuple[Base, str, dict[str, int], list[Instruction]]] = []
         self._number = 0
 
     def add(self, parsed: DockerfileInstruction) -> None:
         self._number += 1
-        instruction = Instruction(str(self._number), parsed, self._escape)
+        instruction = Instruction(str(self._number), parsed, self._escape, self._budget)
         if parsed.name == "FROM":
             self._begin(instruction)
         elif self._stages:
@@ -334,17 +360,21 @@ class _Expansion:
             return Run(tuple(each.parsed.args), env, has_network=has_network), warning
         line, heredocs = " ".join(each.parsed.args), each.parsed.heredocs
         if len(heredocs) == 1 and line.strip().startswith("<<") and len(line.split()) == 1:
-            return self._script(heredocs[0], env, has_network=has_network), warning
+            return self._script(each, heredocs[0], env, has_network=has_network), warning
         for heredoc in heredocs:  # the shell reads them
             line += f"\n{heredoc.content}{heredoc.name}"
         return Run(line, env, has_network=has_network), warning
 
-    def _script(self, heredoc: DockerfileHeredoc, env: Mapping[str, str], *, has_network: bool) -> Run:
+    def _script(self, each: Instruction, heredoc: DockerfileHeredoc, env: Mapping[str, str], *, has_network: bool) -> Run:
         content = _content(heredoc)
         shebang = _SHEBANG.match(content)
         if shebang is None:
             return Run(content, env, has_network=has_network)
-        return Run((*shlex.split(shebang[1]), "/dev/stdin"), env, stdin=content.encode(), has_network=has_network)
+        try:
+            interpreter = shlex.split(shebang[1])
+        except ValueError as error:  # a quote is not closed
+            raise each.fail(f"The line {shebang[0][:64]!r} is invalid: {error}.") from None
+        return Run((*interpreter, "/dev/stdin"), env, stdin=content.encode(), has_network=has_network)
 
     def copy(self, each: Instruction) -> tuple[Action, str]:
         flags = _Flags(each, ("from", "chown", "chmod", "link"))
@@ -456,19 +486,78 @@ def _expand(each: Instruction, word: str, scope: Mapping[str, str], *, is_conten
         scope: Name -> value.
         is_content: True to keep quotes.
     """
-    longest = max(map(len, scope.values()), default=0)
-    if len(word) + word.count("$") * longest > MAX_EXPANDED:
-        raise each.fail("A word is too long once its variables are expanded.", "Use shorter values.")
-    for match in _PATTERN.finditer(word):
-        if len(scope.get(match[1], "")) > MAX_PATTERN_VALUE:
-            raise each.fail(f"The value of {match[1]} is too long for a pattern with `*`.", "Use a pattern without `*`.")
-    if any(match.count("*") > 2 for match in re.findall(r"\$\{[^}]*\}", word)):  # noqa: PLR2004
-        raise each.fail("A pattern in a variable has more than two `*`.", "Use a simpler pattern.")
-    lexer = ShellLex(each.escape, raw_quotes=is_content, skip_process_quotes=is_content, env=scope, skip_unset_env=False)
+    values = _Values(each, word, scope)
+    lexer = ShellLex(each.escape, raw_quotes=is_content, skip_process_quotes=is_content, env=values, skip_unset_env=False)
     try:
         return lexer.process_word(word)
     except (ValueError, RecursionError) as error:
         raise each.fail(f"{error}"[:300]) from None
+
+
+class _Values(Mapping[str, str]):
+    """Values of variables for one word. A value is paid for before the lexer uses it.
+
+    The lexer turns patterns into regular expressions, which take a time that grows with powers of the lengths of the values. It gets the value of a
+    variable, and the values in its pattern, before it does so.
+
+    Args:
+        each: Instruction of the word.
+        word: The word.
+        scope: Name -> value.
+    """
+
+    def __init__(self, each: Instruction, word: str, scope: Mapping[str, str]) -> None:
+        self._each = each
+        self._scope = scope
+        operators = _OPERATOR.findall(word)
+        self._changed = {name for name, _ in operators}
+        self._replacements = sum(operator == "/" for _, operator in operators)
+        braces = [part.partition("}") for part in word.split("${")[1:]]
+        self._is_nested = any(not end or not _NOT_SIMPLE.isdisjoint(text) for text, end, _ in braces)
+        """True if the text in braces can have braces, or values of variables."""
+        texts = [word] if self._is_nested else [text for text, _, _ in braces]
+        self._chars = max(map(len, texts), default=0)
+        self._stars = max((text.count("*") for text in texts), default=0)
+        self._longest = 0
+        self._pay(len(word))
+
+    def __getitem__(self, name: str) -> str:
+        value = self._scope.get(name, "")
+        self._pay(len(value))
+        if self._changed:
+            self._longest = max(self._longest, len(value) if name in self._changed else 0)
+            if self._is_nested:
+                self._chars += len(value)
+                self._stars += value.count("*")
+            self._pay(self._pattern_cost())
+        return self._scope[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scope)
+
+    def __len__(self) -> int:
+        return len(self._scope)
+
+    def _pattern_cost(self) -> int:
+        """Return the largest cost of one pattern. In a nested word, it can have all ``*``, and each replacement can repeat another one."""
+        longest, chars, stars = self._longest, self._chars, self._stars
+        if self._is_nested and self._replacements > _MAX_NESTED:
+            return MAX_EXPANSION
+        repeated: int = longest ** (self._replacements if self._is_nested else min(1, self._replacements))
+        if self._is_nested:
+            chars, stars = chars * repeated, stars * repeated
+        if min(longest, stars) > 1 and longest * stars > 64 * KIB:
+            return MAX_EXPANSION
+        steps = longest * (chars + math.comb(longest + stars, stars))
+        return chars * repeated + chars**2 // _REVERSED_PER_CHAR + steps // _STEPS_PER_CHAR
+
+    def _pay(self, cost: int) -> None:
+        self._each.budget.left -= cost
+        if self._each.budget.left < 0:
+            raise self._each.fail(
+                "The variables of the Dockerfile expand to too much text, or their patterns take too long.",
+                "Use shorter values and simpler patterns.",
+            )
 
 
 def _content(heredoc: DockerfileHeredoc) -> str:
@@ -482,8 +571,3 @@ def _check_size(each: Instruction, values: Mapping[str, str]) -> None:
 
 def _error(line: int, name: str, message: str, hint: str) -> InvalidRequestError:
     return InvalidRequestError(f"Line {line} ({name}): {message}", hint=hint, fields={"line": line, "instruction": name})
-
-
-def shell_command(argv: Sequence[str]) -> str:
-    """Return the command line that runs a program with its arguments. Pure."""
-    return shlex.join(argv)

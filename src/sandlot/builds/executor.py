@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final
 
 from sandlot.builds import copying, overlays
-from sandlot.builds.bases import BaseRoot, BuildBases
-from sandlot.builds.blobs import LayerBlobs
+from sandlot.builds.bases import BaseResolver, BaseRoot
 from sandlot.builds.context import Context, Item, empty_context, read_context
 from sandlot.builds.copying import CopyStream, Destination, Renamed
+from sandlot.builds.layer_maker import LayerMaker
 from sandlot.builds.limits import CHUNK_BYTES, BuildLimits
 from sandlot.builds.log import BuildLog, OutputLines
 from sandlot.builds.overlays import FileEnd, FileRecord, OverlayReader
-from sandlot.builds.patterns import NamePattern, has_wildcards
+from sandlot.builds.patterns import ComparisonBudget, NamePattern, has_wildcards
 from sandlot.builds.plan import (
     DEFAULT_SHELL,
     BuildPlan,
@@ -43,7 +44,7 @@ from sandlot.builds.plan import (
 from sandlot.builds.step_cache import StepCache, base_key, step_key
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
-from sandlot.host.blocking import outlast_cancellation, run_blocking
+from sandlot.host.blocking import outlast_cancellation, run_blocking, run_in_own_thread
 from sandlot.model.access import INTERNAL, Principal
 from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
 from sandlot.model.executions import Output, ProcessEnded, ProcessOutcome
@@ -53,6 +54,7 @@ from sandlot.model.ports import ExitReason
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange, UpdateSandboxParams
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.model.templates import BuildRecord, BuiltRoot, TemplateSettings
+from sandlot.protocol.tar import PATH_BYTES
 
 BUILD: Final = "sandlot.build"
 """Key in the metadata of a sandbox: id of the build that uses it."""
@@ -70,6 +72,11 @@ _CREATE_USER: Final = (
     'id -u "$1" >/dev/null 2>&1 || useradd -m -s /bin/bash "$1" 2>/dev/null || adduser -D "$1" 2>/dev/null || '
     '{ echo "the image has no program that creates the user $1" >&2; exit 1; }'
 )
+_CREATE_SECOND_USER: Final = (
+    'id -u "$1" >/dev/null 2>&1 || { groupadd --non-unique --gid 1000 "$1" && '
+    'useradd --non-unique --uid 1000 --gid "$1" --create-home --shell /bin/bash "$1"; }'
+)
+"""Commands that add a user with the same id as the user of the built-in templates, whose files belong to both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +95,13 @@ class _State:
     cmd: tuple[str, ...] = ()
     starts: bool = False
 
-    def values(self) -> Mapping[str, Any]:
-        """Return everything on which commands depend, as JSON values."""
+    def key_parts(self) -> Mapping[str, Any]:
+        """Return everything on which commands depend, as JSON values for the key of a step."""
         return {"env": dict(self.env), "user": self.user, "folder": self.folder, "shell": self.shell}
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _PlannedStep:
     """A step with the state before it, and the key after it."""
 
     step: Step
@@ -107,8 +114,8 @@ class _StageRun:
     """A stage, its steps and its sandbox.
 
     Args:
-        base: Base; that of the stage below if the stage begins with another one.
-        below: Index of the stage with which this one begins.
+        base: Base of the stage; for ``FROM STAGE``, the base of that stage.
+        below: Index of the stage that FROM names; None if FROM names an image.
         start_key: Key of the base.
         sandbox: Id of the sandbox, once it has run all steps.
     """
@@ -117,7 +124,7 @@ class _StageRun:
     base: BaseRoot
     below: int | None
     start_key: str
-    steps: list[_Planned]
+    steps: list[_PlannedStep]
     final: _State
     sandbox: str = ""
 
@@ -135,8 +142,8 @@ class Executor:
         principal: Principal,
         build: BuildRecord,
         plan: BuildPlan,
-        bases: BuildBases,
-        blobs: LayerBlobs,
+        bases: BaseResolver,
+        layer_maker: LayerMaker,
         cache: StepCache,
         log: BuildLog,
         limits: BuildLimits,
@@ -147,17 +154,18 @@ class Executor:
         self._build = build
         self._plan = plan
         self._bases = bases
-        self._blobs = blobs
+        self._layer_maker = layer_maker
         self._cache = cache
         self._log = log
         self._limits = limits
         self._clock = clock
         self._stages: dict[int | str, _StageRun] = {}
         self._contexts: dict[str, Context] = {}
+        self._comparisons = ComparisonBudget()
         self._sandboxes: set[str] = set()
 
     async def execute(self) -> BuildRecord:
-        """Run the plan, and return the build with its root file system, its settings and the size of its snapshot.
+        """Run the plan, and return the build with its root file system and its settings. Remove all sandboxes of the build.
 
         Raises:
             SandlotError: A step failed. The message names the step, its exit code and the last lines of its output.
@@ -168,45 +176,24 @@ class Executor:
                 self._log.warn(warning)
             await self._log.step("base", "Preparing the base")
             for index in self._plan.needed():
-                self._stages[index] = await self._open(index)
+                self._stages[index] = await self._plan_stage(index)
             last = self._stages[len(self._plan.stages) - 1]
-            layer = None if self._plan.ignores_cache else await self._cache.find_layer(last.key, self._blobs.layers)
+            layer = None if self._plan.ignores_cache else await self._cache.find_layer(last.key, self._layer_maker.layers)
             if layer is None:
                 await self._run(last)
                 await self._log.step("finalize", "Saving the files of the template")
-                layer = await self._save(last)
+                layer = await self._save_layer(last)
             else:
                 for planned in last.steps:
                     self._log.add(f"CACHED {planned.step.text}")
                 await self._log.step("finalize", "Nothing has changed")
-            root = _add(last.base.root, layer)
-            await self._bases.prepare(root, self._log.add)
-            await self._remove()  # the snapshot needs the part of the quota that these sandboxes have
-            return await self._finish(replace(self._build, root=root, settings=self._settings(last.final)))
-
-    async def _finish(self, build: BuildRecord) -> BuildRecord:
-        """Run the start command once, and save the sandbox in which it runs."""
-        settings, lines = build.settings, OutputLines(self._log)
-        if settings.start_command:
-            self._log.add(f"Start command: {settings.start_command}")
-        if settings.ready_command:
-            self._log.add(f"Ready command: {settings.ready_command}")
-        try:
-            snapshot_bytes = await self._bases.save_snapshot(self._principal, build, lines.feed)
-        except SandlotError as error:
-            lines.finish()
-            tail = lines.tail_text()
-            message = f"{error.message}{f' The last lines of its output:{chr(10)}{tail}' if tail else ''}"
-            raise type(error)(message, code=error.code, hint=error.hint, fields=error.fields, fault=error.fault) from error
-        lines.finish()
-        if settings.start_command and not snapshot_bytes:
-            self._log.warn("The host has saved no snapshot, so sandboxes run the start command themselves.")
-        return replace(build, snapshot_bytes=snapshot_bytes)
+            return replace(self._build, root=_add_layer(last.base.root, layer), settings=self._settings(last.final))
 
     async def _close(self) -> None:
-        await outlast_cancellation(self._remove())
+        await outlast_cancellation(self._clean_up())
 
-    async def _remove(self) -> None:
+    async def _clean_up(self) -> None:
+        """Remove the sandboxes of the build, and the temporary files of its contexts."""
         for context in self._contexts.values():
             await run_blocking(context.close)
         while self._sandboxes:
@@ -217,7 +204,8 @@ class Executor:
 
     # Planning --------------------------------------------------------------------------------------------------------
 
-    async def _open(self, index: int) -> _StageRun:
+    async def _plan_stage(self, index: int) -> _StageRun:
+        """Find the base of a stage, and plan the steps of the stage. The stages below are planned already."""
         stage, below = self._plan.stages[index], None
         if isinstance(stage.base, StageBase):
             below = stage.base.stage
@@ -225,7 +213,7 @@ class Executor:
             base, state, start_key = lower.base, replace(lower.final, shell=DEFAULT_SHELL), lower.key
             config = replace(base.config, env=state.env, user=state.user, working_dir=state.folder)
         else:
-            base = await self._bases.open(self._principal, stage.base, self._log.add)
+            base = await self._bases.resolve(self._principal, stage.base, self._log.add)
             config = base.config
             state = _State(config.env, config.user, config.working_dir or "/", DEFAULT_SHELL, config.entrypoint, config.cmd)
             limits = self._build.limits
@@ -234,23 +222,32 @@ class Executor:
             )
         if index == len(self._plan.stages) - 1:
             state = replace(state, user=self._plan.user or state.user, folder=self._plan.working_dir or state.folder)
-        return await self._planned(stage, base, below, start_key, state, config)
+        steps, final = await self._plan_steps(stage, config, state, start_key)
+        return _StageRun(stage, base, below, start_key, steps, final)
 
-    async def _planned(self, stage: Stage, base: BaseRoot, below: int | None, start_key: str, state: _State, config: ImageConfig) -> _StageRun:
-        steps, key = [], start_key
-        for step in stage.source.steps(config):
+    async def _plan_steps(self, stage: Stage, config: ImageConfig, state: _State, key: str) -> tuple[list[_PlannedStep], _State]:
+        """Return the steps of a stage with their keys, and the state after the last one.
+
+        Args:
+            stage: Stage to plan.
+            config: Configuration of the base.
+            state: State before the first step.
+            key: Key of the base.
+        """
+        steps = []
+        for step in await run_in_own_thread(stage.source.steps, config):
             try:
-                values = await self._values(step, state)
+                parts = await self._key_parts(step, state)
             except SandlotError as error:
                 await self._log.step(step.label, step.text)
                 raise _failed(step, error) from error
-            key = key if values is None else step_key(key, {**values, **state.values()})
-            steps.append(_Planned(step, state, key))
-            state = _after(step, state)
-        return _StageRun(stage, base, below, start_key, steps, state)
+            key = key if parts is None else step_key(key, {**parts, **state.key_parts()})
+            steps.append(_PlannedStep(step, state, key))
+            state = _state_after(step, state)
+        return steps, state
 
-    async def _values(self, step: Step, state: _State) -> Mapping[str, Any] | None:
-        """Return what a step does to files, as JSON values; None if it changes no file."""
+    async def _key_parts(self, step: Step, state: _State) -> Mapping[str, Any] | None:
+        """Return everything on which the files after a step depend, as JSON values for its key; None if the step changes no file."""
         match step.action:
             case Run() as run:
                 stdin = None if run.stdin is None else hashlib.sha256(run.stdin).hexdigest()
@@ -269,7 +266,7 @@ class Executor:
     async def _origin_key(self, copy: Copy) -> str:
         if isinstance(copy.origin, str):
             context = await self._context(copy.origin)
-            items = [item for source in copy.sources for item in context.find(source, follow=copy.follow)]
+            items = await run_in_own_thread(_find_all, context, copy)
             return (await run_blocking(context.digest, items)).hex()
         return (await self._origin(copy.origin)).key
 
@@ -279,7 +276,7 @@ class Executor:
             return self._stages[origin]
         known = self._stages.get(origin.reference)
         if known is None:
-            base = await self._bases.open(self._principal, origin, self._log.add)
+            base = await self._bases.resolve(self._principal, origin, self._log.add)
             start = base_key(self._build.owner, base.key)
             known = self._stages[origin.reference] = _StageRun(Stage(origin, FixedSteps()), base, None, start, [], _State())
         return known
@@ -292,7 +289,9 @@ class Executor:
             if archive is None:
                 self._contexts[name] = empty_context()
             else:
-                self._contexts[name] = await run_blocking(read_context, archive, self._blobs.temporary, self._limits, ignores=not name)
+                self._contexts[name] = await run_in_own_thread(
+                    read_context, archive, self._layer_maker.temporary, self._limits, self._comparisons, ignores=not name
+                )
         return self._contexts[name]
 
     # Running ---------------------------------------------------------------------------------------------------------
@@ -338,11 +337,19 @@ class Executor:
             (child,) = await self._node.sandboxes.fork(self._principal, below.sandbox, ForkParams(metadata={BUILD: self._build.id}))
             self._sandboxes.add(child.id)
             return child.id, 0
+        return await self._start_from_base(run), 0
+
+    async def _start_from_base(self, run: _StageRun) -> str:
         sandbox = await self._create(template=run.base.template)
+        digest = (await self._node.sandboxes.get(self._principal, sandbox)).spec.template.digest
+        if run.base.digests and digest not in run.base.digests:
+            raise ConflictError(f"The template {run.base.template} was updated during the build.", hint="Start the build again.")
+        if run.base.user:
+            await self._command(sandbox, Run(("/bin/sh", "-c", _CREATE_SECOND_USER, "sh", run.base.user), user="root"), _State())
         folder = (run.steps[0].state if run.steps else run.final).folder
         if folder != "/":  # an image can name a working directory that none of its layers has
             await self._node.files.make_directory(self._principal, sandbox, folder, user=User.ROOT)
-        return sandbox, 0
+        return sandbox
 
     async def _create(self, **source: str) -> str:
         lifetime_s = self._principal.quota.lifetime_s
@@ -359,7 +366,7 @@ class Executor:
         self._sandboxes.add(info.id)
         return info.id
 
-    async def _execute(self, sandbox: str, planned: _Planned) -> None:
+    async def _execute(self, sandbox: str, planned: _PlannedStep) -> None:
         state = planned.state
         match planned.step.action:
             case Run() as run:
@@ -409,9 +416,9 @@ class Executor:
     async def _copy(self, sandbox: str, copy: Copy, state: _State) -> None:
         if isinstance(copy.origin, str):
             context = await self._context(copy.origin)
-            items = [item for source in copy.sources for item in context.find(source, follow=copy.follow)]
+            items = await run_in_own_thread(_find_all, context, copy)
             to = await self._destination(sandbox, copy, state, len(items) + len(copy.files))
-            stream = CopyStream(copy, to).from_context(context, items, self._blobs.temporary, self._limits)
+            stream = CopyStream(copy, to).from_context(context, items, self._layer_maker.temporary, self._limits)
             await self._node.files.copy_files(self._principal, sandbox, _in_threads(stream), owner=copy.owner)
             return
         origin = await self._origin(copy.origin)
@@ -430,17 +437,16 @@ class Executor:
 
     async def _find(self, sandbox: str, source: str) -> list[tuple[str, Item]]:
         """Return the real paths in another sandbox that a source names, at least one. The items have name and kind."""
-        paths = ["/"]
-        for part in copying.absolute(source, "/").split("/")[1:]:
-            if not part:
-                continue
-            if has_wildcards(part):
-                pattern = NamePattern(part)
-                paths = [f"{path.rstrip('/')}/{name}" for path in paths for name in await self._names(sandbox, path) if pattern.matches(name)]
+        if len(source) > PATH_BYTES:
+            raise InvalidRequestError(f"The path {source[:64]!r}… has {len(source)} characters.", hint=f"Use at most {PATH_BYTES} characters.")
+        paths = [""]
+        for is_pattern, parts in groupby(copying.absolute(source, "/").strip("/").split("/"), has_wildcards):
+            if is_pattern:
+                for part in parts:
+                    paths = await self._matching(sandbox, paths, NamePattern(part))
             else:
-                paths = [f"{path.rstrip('/')}/{part}" for path in paths]
-            if len(paths) > MAX_MATCHES:
-                raise LimitError(f"{source[:200]!r} names more than {MAX_MATCHES} files.", hint="Copy the folder.")
+                below = "/".join(parts)
+                paths = [f"{path}/{below}" for path in paths]
         found = []
         for path in paths:
             try:
@@ -450,6 +456,17 @@ class Executor:
             found.append((entry.path, Item(path.rpartition("/")[2], entry.kind)))
         if not found:
             raise InvalidRequestError(f"The other stage or image has no file {source[:200]!r}.", hint="Check the path.")
+        return found
+
+    async def _matching(self, sandbox: str, folders: Sequence[str], pattern: NamePattern) -> list[str]:
+        """Return the paths in folders of a sandbox whose names match a pattern."""
+        found: list[str] = []
+        for folder in folders:
+            names = await self._names(sandbox, folder or "/")
+            matching = await run_blocking(lambda: [each for each in names if pattern.matches(each, self._comparisons)])  # noqa: B023
+            found += [f"{folder}/{name}" for name in matching]
+            if len(found) > MAX_MATCHES:
+                raise LimitError(f"A pattern names more than {MAX_MATCHES} files.", hint="Copy the folder.")
         return found
 
     async def _names(self, sandbox: str, path: str) -> list[str]:
@@ -496,9 +513,10 @@ class Executor:
 
     # The end ---------------------------------------------------------------------------------------------------------
 
-    async def _save(self, run: _StageRun) -> Layer:
+    async def _save_layer(self, run: _StageRun) -> Layer:
+        """Store the files that a stage has changed as a layer."""
         changes = await self._node.snapshots.stream_changes(self._principal, run.sandbox)
-        layer = await self._blobs.write(changes, OverlayReader(self._limits.layer_bytes, self._limits.layer_entries))
+        layer = await self._layer_maker.make(changes, OverlayReader(self._limits.layer_bytes, self._limits.layer_entries))
         await self._cache.save_layer(run.key, layer)
         return layer
 
@@ -509,7 +527,7 @@ class Executor:
         return TemplateSettings(state.env, state.user, state.folder, start, self._plan.ready_command)
 
 
-def _after(step: Step, state: _State) -> _State:
+def _state_after(step: Step, state: _State) -> _State:
     """Return the state after a step. Pure."""
     match step.action:
         case Env(values=values):
@@ -533,11 +551,16 @@ def _after(step: Step, state: _State) -> _State:
             return state
 
 
+def _find_all(context: Context, copy: Copy) -> list[Item]:
+    """Return the entries of a context that the sources of a copy name. Blocks."""
+    return [item for source in copy.sources for item in context.find(source, follow=copy.follow)]
+
+
 def _user(user: str) -> User:
     return User(user or "root")
 
 
-def _add(root: BuiltRoot, layer: Layer) -> BuiltRoot:
+def _add_layer(root: BuiltRoot, layer: Layer) -> BuiltRoot:
     return replace(root, layers=(*root.layers, layer), size_bytes=root.size_bytes + layer.size_bytes)
 
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -69,12 +70,6 @@ class LayerStore:
         self._writing.add(name)
         return LayerWriter(self._folder, name, self._writing, self.check_space)
 
-    def adopt(self, file: Path, digest: str) -> None:
-        """Store a complete and synced file of the same file system as a layer. Blocks."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.rename(self._path(digest))
-        durable.fsync_folder(self._folder)
-
     async def put(self, layer: Layer, pieces: AsyncIterator[bytes]) -> None:
         """Store a layer that is known already, for example one of a registry. Does nothing if the layer is stored.
 
@@ -121,15 +116,18 @@ class LayerWriter:
         self._check_space = check_space
         self._hash = hashlib.sha256()
         self._size = 0
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", READ_BYTES)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
-        self._writing.discard(self._path.name)
+        try:
+            with suppress(OSError):  # the layer is stored already, or removed now
+                self._file.close()
+            self._path.unlink(missing_ok=True)
+        finally:
+            self._writing.discard(self._path.name)
 
     async def write(self, piece: bytes) -> None:
         """Append bytes of the layer, as it is stored.
@@ -140,28 +138,31 @@ class LayerWriter:
         """
         await run_blocking(self._write, piece)
 
-    async def finish(self, media_type: str, diff_id: str) -> Layer:
+    def append(self, piece: bytes) -> None:
+        """Append bytes without a check of the space on the disk. Blocks."""
+        self._hash.update(piece)
+        self._size += len(piece)
+        self._file.write(piece)
+
+    async def finish(self, media_type: str, diff_id: str | None = None) -> Layer:
         """Store the layer under its digest, and return its description.
 
         Args:
             media_type: Media type, which names the compression.
-            diff_id: Digest of the archive without compression.
+            diff_id: Digest of the archive without compression. None: the layer is not compressed.
         """
-        layer = Layer(f"{_ALGORITHM}{self._hash.hexdigest()}", self._size, media_type, diff_id)
-        await run_in_own_thread(self._publish)
-        return layer
+        digest = f"{_ALGORITHM}{self._hash.hexdigest()}"
+        await run_in_own_thread(self._publish, digest)
+        return Layer(digest, self._size, media_type, diff_id or digest)
 
     def _write(self, piece: bytes) -> None:
         self._check_space()
-        self._hash.update(piece)
-        self._size += len(piece)
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        self.append(piece)
 
-    def _publish(self) -> None:
-        os.fsync(self._descriptor)
-        self._path.rename(self._path.with_name(_file_name(f"{_ALGORITHM}{self._hash.hexdigest()}")))
+    def _publish(self, digest: str) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._path.rename(self._path.with_name(_file_name(digest)))
         durable.fsync_folder(self._path.parent)
 
 

@@ -8,9 +8,6 @@ from typing import Final
 from sandlot.model.network import NetworkPolicy
 from sandlot.model.specs import GIB, MIB
 
-MAX_LINE_CHARS: Final = 2_000
-"""Length above which a line of output is cut."""
-
 
 @dataclass(frozen=True, slots=True)
 class BuildLimits:
@@ -29,6 +26,7 @@ class BuildLimits:
         layer_bytes: Maximum size in bytes of the files that a build adds to its base.
         layer_entries: Maximum number of these files.
         cache_bytes: Maximum size in bytes of the step cache of one owner. 0: no step cache.
+        node_cache_bytes: Maximum size in bytes of the step cache of all owners of the node.
         cache_s: Seconds until a cached step is removed.
         cached_step_s: Seconds that a step must have taken to be cached.
         network: Network policy of builds. None: the default of sandboxes.
@@ -46,6 +44,7 @@ class BuildLimits:
     layer_bytes: int = 10 * GIB
     layer_entries: int = 500_000
     cache_bytes: int = 5 * GIB
+    node_cache_bytes: int = 20 * GIB
     cache_s: float = 7 * 24 * 3600.0
     cached_step_s: float = 2.0
     network: NetworkPolicy | None = None

@@ -12,20 +12,20 @@ import codecs
 from collections.abc import Sequence
 from typing import Final
 
-from sandlot.builds.limits import MAX_LINE_CHARS, BuildLimits
+from sandlot.builds.limits import BuildLimits
 from sandlot.core.node import Node
 from sandlot.core.ports import Clock
 from sandlot.model.errors import LimitError
-from sandlot.model.templates import BuildLine, BuildRecord, LogLevel
+from sandlot.model.templates import MAX_LINE_CHARS, BuildLine, BuildRecord, LogLevel
 
 FLUSH_S: Final = 0.2
 BURST_S: Final = 10.0
-"""Seconds for which a program may write at a rate as if it had been silent before: lines in store for bursts."""
+"""Size of a burst in seconds: after silence, this many seconds' worth of lines may be written at once."""
 TAIL_LINES: Final = 20
 """Number of last lines that an error contains."""
 TAIL_CHARS: Final = 2_000
 MAX_LINES_AT_ONCE: Final = 500
-"""Number of lines at each end of a piece of output that are looked at; a piece has at most some 100,000 lines."""
+"""Number of lines that are kept at each end of one piece of output, which can have 100,000 lines. The middle is dropped."""
 _CONTROL: Final = dict.fromkeys([*range(9), *range(10, 32), 127], "")
 
 
@@ -65,7 +65,7 @@ class BuildLog:
 
     def add(self, text: str, level: LogLevel = LogLevel.INFO) -> None:
         """Add a line of the build itself."""
-        self._pending.append(BuildLine(self._clock.now(), level, text[:MAX_LINE_CHARS], self.build.step))
+        self._pending.append(BuildLine(self._clock.now(), level, text, self.build.step))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush_soon())
 
@@ -84,13 +84,14 @@ class BuildLog:
         rate = self._limits.lines_per_s
         self._credit = min(rate * BURST_S, self._credit + (now_s - self._credited_s) * rate)
         self._credited_s = now_s
-        kept = lines[: max(0, min(int(self._credit), self._limits.log_lines - self._lines))]
+        report_lines = 1 if self._dropped else 0
+        kept = lines[: max(0, min(int(self._credit), self._limits.log_lines - self._lines) - report_lines)]
         if kept:
             self._report_dropped()
-        for line in kept:
-            self.add(line)
-        self._credit -= len(kept)
-        self._lines += len(kept)
+            for line in kept:
+                self.add(line)
+            self._credit -= report_lines + len(kept)
+            self._lines += report_lines + len(kept)
         self._dropped += len(lines) - len(kept) + left_out
 
     def count(self, size_bytes: int) -> None:
@@ -182,7 +183,7 @@ class OutputLines:
         self._rest.clear()
 
     def _emit(self, lines: Sequence[str]) -> None:
-        """Log lines. Of many lines at once, only those are made readable that the log or an error may take."""
+        """Log lines without their control characters. Of many lines at once, the middle is dropped first."""
         left_out = max(0, len(lines) - 2 * MAX_LINES_AT_ONCE)
         if left_out:
             lines = [*lines[:MAX_LINES_AT_ONCE], *lines[-MAX_LINES_AT_ONCE:]]

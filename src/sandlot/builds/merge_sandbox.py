@@ -2,6 +2,9 @@
 
 The sandbox is a gVisor sandbox without network, from the internal image ``builder``. It ends with the build. Everything that comes out of it is
 bounded: lines by number and length, files by their size. The files are written to the cache and never parsed on the host.
+
+A root image on top of the image of a built-in template begins with the blocks of that image, which the host copies. Only the superblock and what
+follows these blocks come out of the sandbox.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -20,15 +24,24 @@ from uuid import UUID
 
 import structlog
 
+from sandlot.builds.merge_program.erofs import BLOCK_BYTES
 from sandlot.core.node import Node
 from sandlot.host.blocking import outlast_cancellation, run_in_own_thread
-from sandlot.host.service_cgroup import leave_service_cgroup
-from sandlot.images import plan, rootfs_layout
-from sandlot.images.root_image import IMAGE, INDEX
-from sandlot.images.store import BUILDER, Image
+from sandlot.images import command_lines, rootfs_layout
+from sandlot.images.erofs_image import BASE, IMAGE, INDEX, read_uuid
+from sandlot.images.store import BUILDER, WITH_BASE
 from sandlot.link.payload import GUEST_ROOT
 from sandlot.model.access import INTERNAL
-from sandlot.model.errors import ErrorCode, HostError, InternalError, InvalidRequestError, LimitError, NotFoundError, SandboxEndedError, SandlotError
+from sandlot.model.errors import (
+    ConflictError,
+    ErrorCode,
+    InternalError,
+    InvalidRequestError,
+    LimitError,
+    NotFoundError,
+    SandboxEndedError,
+    SandlotError,
+)
 from sandlot.model.executions import Channel, Output
 from sandlot.model.images import Layer
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -56,6 +69,7 @@ _WRITE_BYTES: Final = 4 * MIB
 _MAX_LINE: Final = 1000
 _MAX_LINES: Final = 10_000
 _MAX_INDEX_BYTES: Final = 256 * MIB
+_COPIED_BYTES: Final = 64 * MIB
 
 _log = structlog.get_logger("sandlot.builds")
 
@@ -86,6 +100,21 @@ class MergeLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseImage:
+    """Root image of a built-in template.
+
+    Args:
+        digest: Digest of the image of the template, without the guest.
+        path: File of the root image.
+        uuid: UUID of the root image, which determines the places of all files in it.
+    """
+
+    digest: str
+    path: Path
+    uuid: UUID
+
+
+@dataclass(frozen=True, slots=True)
 class MergeJob:
     """A root image to make.
 
@@ -93,7 +122,7 @@ class MergeJob:
         digest: Digest of the root image, 64 hexadecimal digits.
         uuid: UUID of the image.
         layers: Layers, the lowest first.
-        base: Image of a built-in template below the layers. None: the first layer is the lowest.
+        base: Root image of a built-in template below the layers. None: the first layer is the lowest.
         limits: Limits of the root image.
         check_space: Function that raises an error if the disk of the cache has too little free space.
     """
@@ -101,7 +130,7 @@ class MergeJob:
     digest: str
     uuid: UUID
     layers: tuple[Layer, ...]
-    base: Image | None
+    base: BaseImage | None
     limits: MergeLimits
     check_space: Callable[[], object]
 
@@ -120,17 +149,23 @@ async def merge(node: Node, job: MergeJob, layers: Callable[[Layer], AsyncIterat
         Size of all files in the root image.
     """
     run = _Merge(node, job, report)
+    base_bytes = asyncio.create_task(run_in_own_thread(_copy_base, job.base, folder / IMAGE, job.check_space))  # while the sandbox works
     try:
         await run.open()
         await run.send(layers)
         size_bytes = await run.execute()
+        await base_bytes
         report("reading the image")
         await run.receive(IMAGE, folder, run.expanded_bytes + run.extra_bytes)
+        await run_in_own_thread(_replace_superblock, folder / IMAGE, base_bytes.result())
         await run.receive(INDEX, folder, _MAX_INDEX_BYTES)
     except SandboxEndedError as error:
         raise _ended(error) from error
     finally:
-        await outlast_cancellation(run.close())
+        try:
+            await outlast_cancellation(run.close())
+        finally:
+            await outlast_cancellation(asyncio.gather(base_bytes, return_exceptions=True))
     return size_bytes
 
 
@@ -144,22 +179,36 @@ class _Merge:
         self._sandbox = ""
         self._blobs = {layer.digest: layer for layer in job.layers}
         stored = sum(layer.size_bytes for layer in self._blobs.values())
-        base_bytes = 0 if job.base is None else job.base.size_bytes + job.base.files * 4096  # with the headers of the archive
-        self.expanded_bytes = job.limits.expanded_bytes(stored) + base_bytes
+        self.expanded_bytes = job.limits.expanded_bytes(stored)
         self.extra_bytes = _DISK_EXTRA_BYTES + self.expanded_bytes // 4  # files take whole blocks in the image
-        self._disk_bytes = stored + base_bytes + self.expanded_bytes + self.extra_bytes
+        self._disk_bytes = stored + self.expanded_bytes + self.extra_bytes
+        self._base_path = ""
+        """File of the sandbox with the image below the layers; empty: there is none."""
 
     async def open(self) -> None:
+        """Start the sandbox. The image below the layers is a part of its root file system, because the link takes seconds for some 100 MB."""
+        self._report("starting the sandbox that makes the image")
+        if self._job.base is not None:
+            try:
+                self._sandbox = await self._create(f"{WITH_BASE}{self._job.base.digest}", self._disk_bytes)
+            except SandlotError as error:  # such as a disk of the cache without space for this root file system
+                _log.info("root_image.base_is_sent", digest=self._job.digest, reason=str(error))
+            else:
+                self._base_path = f"/{BASE}"
+                return
+            self._disk_bytes += self._job.base.path.stat().st_size
+        self._sandbox = await self._create(BUILDER, self._disk_bytes)
+
+    async def _create(self, template: str, disk_bytes: int) -> str:
         params = CreateSandboxParams(
-            template=BUILDER,
+            template=template,
             metadata={PURPOSE: self._job.digest},
-            limits=LimitsChange(cpus=_CPUS, memory_bytes=_MEMORY_BYTES, disk_bytes=self._disk_bytes),
+            limits=LimitsChange(cpus=_CPUS, memory_bytes=_MEMORY_BYTES, disk_bytes=disk_bytes),
             timeout_s=_TIMEOUT_S,
             isolation=_ISOLATION,
             network=NetworkPolicy(NetworkMode.NONE),
         )
-        self._report("starting the sandbox that makes the image")
-        self._sandbox = (await self._node.sandboxes.create(INTERNAL, params, single_use=True)).id
+        return (await self._node.sandboxes.create(INTERNAL, params, single_use=True)).id
 
     async def close(self) -> None:
         if self._sandbox:
@@ -169,9 +218,10 @@ class _Merge:
     async def send(self, layers: Callable[[Layer], AsyncIterator[bytes]]) -> None:
         """Send the program, its job and everything that it merges."""
         await self._write(_PROGRAM, _once(_program()))
-        if self._job.base is not None:
+        if self._job.base is not None and not self._base_path:
             self._report("sending the image of the template")
-            await self._write(f"{_FOLDER}/base", _pack(self._job.base.path))
+            self._base_path = f"{_FOLDER}/base"
+            await self._write(self._base_path, _pieces(self._job.base.path))
         for number, layer in enumerate(self._blobs.values(), 1):
             self._report(f"sending layer {number} of {len(self._blobs)}")
             await self._write(_blob(layer), _bounded(layer, layers(layer)))
@@ -191,10 +241,16 @@ class _Merge:
         return lines.size_bytes
 
     async def receive(self, name: str, folder: Path, max_bytes: int) -> None:
-        """Read a file out of the sandbox."""
+        """Read a file out of the sandbox, to the end of a file that can exist.
+
+        Args:
+            name: Name of the file.
+            folder: Folder on the host with the file.
+            max_bytes: Largest size of what is read.
+        """
         stream, size = await self._node.files.read(INTERNAL, self._sandbox, f"{_FOLDER}/{name}", user=User.ROOT), 0
         pending = bytearray()
-        with (folder / name).open("xb") as file:
+        with (folder / name).open("ab") as file:
             try:
                 async for chunk in stream:
                     pending += chunk
@@ -221,9 +277,9 @@ class _Merge:
         layers = [
             {"digest": layer.digest, "size_bytes": layer.size_bytes, "diff_id": layer.diff_id, "path": _blob(layer)} for layer in self._job.layers
         ]
-        if self._job.base is not None:
-            layers.insert(0, {"digest": "", "size_bytes": 0, "diff_id": "", "path": f"{_FOLDER}/base"})
         return {
+            "base": self._base_path,
+            "base_uuid": "" if self._job.base is None else str(self._job.base.uuid),
             "layers": layers,
             "max_bytes": self.expanded_bytes,
             "max_entries": self._job.limits.entries,
@@ -231,8 +287,8 @@ class _Merge:
             "folders": {path: [mode, owner] for path, (mode, owner) in rootfs_layout.FOLDERS.items()},
             "files": {**rootfs_layout.FILES, "/usr/bin/sudo": rootfs_layout.SUDO},
             "home": rootfs_layout.HOME,
-            "user": plan.USER_ID,
-            "time_s": plan.BUILD_TIME_S,
+            "user": command_lines.USER_ID,
+            "time_s": command_lines.BUILD_TIME_S,
             "uuid": str(self._job.uuid),
             "image": f"{_FOLDER}/{IMAGE}",
             "index": f"{_FOLDER}/{INDEX}",
@@ -334,21 +390,36 @@ async def _bounded(layer: Layer, chunks: AsyncIterator[bytes]) -> AsyncGenerator
             await chunks.aclose()
 
 
-async def _pack(tree: Path) -> AsyncGenerator[bytes, None]:
-    """Yield an archive of a tree that was built on this host, with numeric owners and extended attributes."""
-    process = await asyncio.create_subprocess_exec(
-        *plan.pack_argv(tree), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={}
-    )
-    if process.stdout is None or process.stderr is None:
-        raise InternalError("The output of tar is not a pipe.")
-    try:
-        leave_service_cgroup(process.pid)
-        while chunk := await process.stdout.read(MIB):
-            yield chunk
-        detail = await process.stderr.read(1000)
-        if await process.wait() != 0:
-            raise HostError(f"The image of the template cannot be packed: {detail.decode(errors='replace').strip()}.")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+async def _pieces(path: Path) -> AsyncGenerator[bytes, None]:
+    """Yield a file."""
+    with path.open("rb", buffering=0) as file:
+        while piece := await run_in_own_thread(file.read, MIB):
+            yield piece
+
+
+def _copy_base(base: BaseImage | None, image: Path, check_space: Callable[[], object]) -> int:
+    """Begin an image with the image below, and return the size of the latter; 0 if there is none.
+
+    Raises:
+        ConflictError: The image below was removed or replaced meanwhile.
+    """
+    check_space()
+    with image.open("xb") as target:
+        if base is not None:
+            try:
+                with base.path.open("rb") as source:
+                    while os.copy_file_range(source.fileno(), target.fileno(), _COPIED_BYTES):
+                        check_space()
+                is_same = read_uuid(image) == base.uuid
+            except FileNotFoundError:
+                is_same = False
+            if not is_same:  # the sandbox has placed the files of the layers behind another image
+                raise ConflictError("The image of the template was made again during the build.", hint="Build the template again.")
+            os.fsync(target.fileno())  # now, not when somebody waits for the image
+        return os.fstat(target.fileno()).st_size
+
+
+def _replace_superblock(image: Path, base_bytes: int) -> None:
+    """Let an image begin with the block that follows the image below, which is the superblock of both together."""
+    with image.open("r+b") as file:
+        os.pwrite(file.fileno(), os.pread(file.fileno(), BLOCK_BYTES, base_bytes), 0)

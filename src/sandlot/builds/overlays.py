@@ -12,7 +12,7 @@ from typing import Any, Final
 from sandlot.builds.limits import CHUNK_BYTES
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError
 from sandlot.protocol import values
-from sandlot.protocol.helpers import LAYER_VERSION
+from sandlot.protocol.helpers import OVERLAY_VERSION
 
 MAX_RECORD_BYTES: Final = 1024 * 1024
 MAX_ATTRIBUTE_BYTES: Final = 65_536
@@ -154,7 +154,7 @@ class OverlayReader:
             raise broken()
         kind = value.get("kind")
         if not self._begun:
-            if kind != "layer" or value.get("version") != LAYER_VERSION:
+            if kind != "overlay" or value.get("version") != OVERLAY_VERSION:
                 raise broken()
             self._begun = True
             return None
@@ -222,7 +222,7 @@ def is_path(path: object) -> bool:
 
 def begin() -> bytes:
     """Return the first record of an overlay. Pure."""
-    return _encoded({"kind": "layer", "version": LAYER_VERSION})
+    return _encoded({"kind": "overlay", "version": OVERLAY_VERSION})
 
 
 def entry(record: FileRecord) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -306,7 +306,7 @@ class BuildPlan:
     Args:
         stages: Stages. The last one becomes the template; stages that it does not need are not built.
         contexts: Name -> tar archive on this host, plain or compressed with gzip, from which steps copy. The context of a Dockerfile is named ``""``,
-            and the context of a step of E2B's API as its hash. The caller keeps the archives until the build has ended.
+            and the context of a step of E2B's API as its hash.
         start_command: Command of the shell that runs in every sandbox; empty: the entrypoint and command of the last stage, if its steps set any.
         ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
         user: User of the last stage at its beginning; empty: that of the base.
@@ -327,6 +327,20 @@ class BuildPlan:
     def __post_init__(self) -> None:
         if not 1 <= len(self.stages) <= MAX_STAGES:
             raise InvalidRequestError(f"The build has {len(self.stages)} stages; 1 to {MAX_STAGES} are allowed.", hint="Remove stages.")
+
+    def archives(self) -> set[Path]:
+        """Return the archives on this host that the build reads."""
+        return {*self.contexts.values(), *(stage.base.path for stage in self.stages if isinstance(stage.base, ArchiveBase))}
+
+    def reading(self, moved: Mapping[Path, Path]) -> BuildPlan:
+        """Return the plan with other paths of archives; a path that is not in ``moved`` stays."""
+        stages = (
+            replace(stage, base=replace(stage.base, path=moved.get(stage.base.path, stage.base.path)))
+            if isinstance(stage.base, ArchiveBase)
+            else stage
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages), contexts={name: moved.get(path, path) for name, path in self.contexts.items()})
 
     def needed(self) -> tuple[int, ...]:
         """Return the indexes of the stages that the last one needs, in their order, the last one included. Pure."""

@@ -3,7 +3,8 @@
 Invariants:
 - A key contains everything on which a step depends: the step before, type and arguments, user, environment and folder, and the contents of files.
 - The cache of an owner is never used for another one: the owner is a part of each key and of the name of each snapshot.
-- Snapshots belong to the service itself: owners do not see them, and no quota counts them. The size of the cache of each owner is limited.
+- Snapshots belong to the service itself: owners do not see them, and no quota counts them. The sizes of the cache of each owner and of the node are
+  limited. The oldest steps are removed whenever a step is saved, and from time to time.
 - A snapshot that cannot be made or used costs time, and never fails a build.
 """
 
@@ -112,16 +113,20 @@ class StepCache:
             return
 
     async def evict(self) -> None:
-        """Remove the snapshots of this node that are too old, and the oldest ones of each owner above the size of the cache."""
+        """Remove the snapshots of this node that are too old, and the oldest ones of each owner and of the node above the size of the cache."""
         try:
             async with self._lock:
                 used: Counter[str] = Counter()
+                total_bytes = 0
                 oldest = self._clock.now() - timedelta(seconds=self._limits.cache_s)
                 for each in reversed(await self._list()):
                     owner = (each.name or "").rpartition("-")[0]
                     used[owner] += each.size_bytes
-                    if used[owner] > self._limits.cache_bytes or each.created_at < oldest:
+                    is_over = used[owner] > self._limits.cache_bytes or total_bytes + each.size_bytes > self._limits.node_cache_bytes
+                    if is_over or each.created_at < oldest:
                         await self.forget(each)
+                    else:
+                        total_bytes += each.size_bytes
         except SandlotError as error:
             _log.warning("build.steps_not_removed", error=str(error))
 

@@ -4,8 +4,10 @@ Invariants:
 - An upload has its name only when it is complete. An interrupted upload leaves nothing.
 - An upload belongs to one owner, and other owners cannot find it by its name.
 - The content is never unpacked here. It is hostile until a sandbox reads it.
+- Values that the service keeps between two requests of a client have names of their own, which no upload can have.
 - An upload is removed a day after its last use, or earlier if its owner needs the space. An upload that was used in the last hour stays, because a
-  build may read it.
+  build is about to start with it.
+- A build that waits or runs holds its uploads: it reads hard links of its own, which count as one file with the upload and are never evicted.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -35,6 +38,13 @@ PROTECTED_S: Final = 3600.0
 MIN_FREE_BYTES: Final = 1 * GIB
 """Free space of the disk below which nothing is stored."""
 
+MAX_VALUE_BYTES: Final = 1 * MIB
+"""Largest size of a value that the service keeps."""
+
+_HELD: Final = ".held-"
+"""Beginning of the names of the hard links that builds hold."""
+_VALUE: Final = ".value-"
+"""Beginning of the names of values that the service keeps."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _BATCH_BYTES: Final = 1 * MIB
 
@@ -82,7 +92,28 @@ class Uploads:
         Raises:
             LimitError: The upload is too large (``too_large``), a quota is exceeded (``quota_exceeded``), or the disk is full (``node_disk_full``).
         """
-        path = self._path(principal.owner, name)
+        return await self._write(principal, self._path(principal.owner, name), chunks)
+
+    async def write_value(self, principal: Principal, name: str, content: bytes) -> None:
+        """Keep a value between two requests of a client, who cannot read or replace it as an upload. It is removed like an upload.
+
+        Raises:
+            LimitError: The value is too large, or as for :meth:`write`.
+        """
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content
+
+        if len(content) > MAX_VALUE_BYTES:
+            raise LimitError(f"The values of the build have {len(content)} bytes; at most {MAX_VALUE_BYTES} are allowed.", code=ErrorCode.TOO_LARGE)
+        await self._write(principal, self._value_path(principal.owner, name), chunks())
+
+    async def read_value(self, principal: Principal, name: str) -> bytes | None:
+        """Return a value, and note its use; None if it was not kept, or is no longer."""
+        path = await self._find(self._value_path(principal.owner, name))
+        return None if path is None else await asyncio.to_thread(path.read_bytes)
+
+    async def _write(self, principal: Principal, path: Path, chunks: AsyncIterable[bytes]) -> StoredUpload:
         await asyncio.to_thread(self._remove_unused)
         draft = path.with_name(f".{secrets.token_hex(8)}.part")
         file = await asyncio.to_thread(_create, draft)
@@ -96,7 +127,9 @@ class Uploads:
 
     async def find(self, principal: Principal, name: str) -> Path | None:
         """Return the file of an upload, and note its use; None if the principal has no such upload."""
-        path = self._path(principal.owner, name)
+        return await self._find(self._path(principal.owner, name))
+
+    async def _find(self, path: Path) -> Path | None:
         now_s = self._clock.now().timestamp()
 
         def touch() -> bool:
@@ -126,6 +159,33 @@ class Uploads:
             found[name] = path
         return found
 
+    async def hold(self, paths: Collection[Path]) -> dict[Path, Path]:
+        """Keep uploads for a build that waits or runs, whatever is removed or replaced meanwhile. Files outside of the folder are left out.
+
+        Args:
+            paths: Files, as :meth:`find` has returned them.
+
+        Returns:
+            File -> hard link for the build, which the caller passes to :meth:`release`.
+
+        Raises:
+            InvalidRequestError: A file was removed.
+        """
+        return await asyncio.to_thread(self._hold, [path for path in paths if path.parent.parent == self.folder])
+
+    async def release(self, held: Collection[Path]) -> None:
+        """Remove the hard links of a build that has ended. Idempotent."""
+        for path in held:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def open(self) -> None:
+        """Remove the hard links that builds held before the restart. Call this before the first build."""
+        await asyncio.to_thread(self._release_all)
+
+    async def remove_unused(self) -> None:
+        """Remove the uploads that were not used for a day."""
+        await asyncio.to_thread(self._remove_unused)
+
     async def remove(self, principal: Principal, name: str) -> None:
         """Remove an upload. Idempotent."""
         await asyncio.to_thread(self._path(principal.owner, name).unlink, missing_ok=True)
@@ -134,6 +194,9 @@ class Uploads:
         if not _NAME.fullmatch(name):
             raise InvalidRequestError(f"{name[:64]!r} is not the name of an upload.", hint="Use 1 to 128 letters, digits, '-' and '_'.")
         return self.folder / owner / name
+
+    def _value_path(self, owner: OwnerId, name: str) -> Path:
+        return self._path(owner, name).with_name(f"{_VALUE}{name}")
 
     async def _copy(self, principal: Principal, file: BinaryIO, chunks: AsyncIterable[bytes]) -> tuple[int, str]:
         size_bytes, digest, batch = 0, hashlib.sha256(), bytearray()
@@ -164,22 +227,46 @@ class Uploads:
         draft.replace(path)
         durable.fsync_folder(path.parent)
 
+    def _hold(self, paths: Collection[Path]) -> dict[Path, Path]:
+        held: dict[Path, Path] = {}
+        try:
+            for path in paths:
+                held[path] = path.with_name(f"{_HELD}{secrets.token_hex(8)}")
+                os.link(path, held[path])
+        except BaseException as error:
+            for link in held.values():
+                link.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):
+                raise InvalidRequestError(
+                    "The files of the build were removed before it started.", hint="Upload them again, and start the build at once."
+                ) from error
+            raise
+        return held
+
+    def _release_all(self) -> None:
+        for path in self.folder.glob(f"*/{_HELD}*"):
+            path.unlink(missing_ok=True)
+
     def _make_room(self, owner: OwnerId, size_bytes: int, *, replaced: Path) -> None:
         """Remove the uploads of an owner that were not used for the longest time until another one has room. Blocks."""
-        stored = [(each, each.stat()) for each in (self.folder / owner).iterdir() if not each.name.startswith(".") and each != replaced]
-        used_bytes = size_bytes + sum(stat.st_size for _, stat in stored)
+        stored = []
+        for path in (self.folder / owner).iterdir():
+            if path != replaced and (path.name.startswith((_HELD, _VALUE)) or path.name[0] != "."):
+                with suppress(FileNotFoundError):  # the build that held it has just ended
+                    stored.append((path, path.stat()))
+        used_bytes = size_bytes + sum({stat.st_ino: stat.st_size for _, stat in stored}.values())
         oldest_s = self._clock.now().timestamp() - PROTECTED_S
         for path, stat in sorted(stored, key=lambda each: each[1].st_mtime):
             if used_bytes <= OWNER_MAX_BYTES:
                 return
-            if stat.st_mtime < oldest_s:
+            if stat.st_mtime < oldest_s and stat.st_nlink == 1 and not path.name.startswith(_HELD):
                 path.unlink(missing_ok=True)
                 used_bytes -= stat.st_size
         if used_bytes > OWNER_MAX_BYTES:
             raise LimitError(
                 f"The uploads of this key for builds have more than {OWNER_MAX_BYTES} bytes together.",
                 code=ErrorCode.QUOTA_EXCEEDED,
-                hint="Wait an hour, after which uploads that no build uses are removed.",
+                hint="Wait until builds that use them have ended. Uploads that no build uses are removed after an hour.",
                 fields={"limit": OWNER_MAX_BYTES},
             )
 
@@ -189,7 +276,10 @@ class Uploads:
             return
         now_s = self._clock.now().timestamp()
         for path in self.folder.glob("*/*"):
-            limit_s = PROTECTED_S if path.name.startswith(".") else UNUSED_S
+            if path.name.startswith(_HELD):
+                continue
+            is_draft = path.name.startswith(".") and not path.name.startswith(_VALUE)
+            limit_s = PROTECTED_S if is_draft else UNUSED_S
             try:
                 if path.stat().st_mtime < now_s - limit_s:
                     path.unlink()

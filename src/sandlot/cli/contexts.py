@@ -38,7 +38,7 @@ def ls(*, sandbox: SandboxId, quiet: Quiet = False, json_output: JsonOutput = Fa
 def create(
     *,
     sandbox: SandboxId,
-    language: Annotated[str, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript.")] = "python",
+    language: Annotated[str, typer.Option("--language", "-l", metavar="NAME", help="python, javascript, typescript, bash or r.")] = "python",
     cwd: Cwd = None,
     env: Env = None,
     json_output: JsonOutput = False,

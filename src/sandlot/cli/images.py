@@ -97,7 +97,10 @@ def ls(
     recipes: Recipes = None,
     json_output: JsonOutput = False,
 ) -> None:
-    """List the content of the image cache."""
+    """List the content of the image cache.
+
+    USE shows the images with which templates of users begin. `sandlot image update` and `sandlot image prune` keep them.
+    """
     found = _store(cache, recipes).list()
     if json_output:
         typer.echo(as_json(found))
@@ -105,8 +108,11 @@ def ls(
         for each in found:
             typer.echo(each.key)
     else:
-        rows = [[each.kind, each.key, size(each.size_bytes), age(each.built_at), each.name, each.origin] for each in found]
-        table(["KIND", "KEY", "SIZE", "BUILT", "NAME", "FROM"], rows)
+        rows = [
+            [each.kind, each.key, size(each.size_bytes), age(each.built_at), each.name, each.origin, "templates" if each.held else ""]
+            for each in found
+        ]
+        table(["KIND", "KEY", "SIZE", "BUILT", "NAME", "FROM", "USE"], rows)
 
 
 @images.command("update")
@@ -157,7 +163,7 @@ def rm(
 
 @images.command("prune")
 def prune(*, cache: Cache = None, recipes: Recipes = None) -> None:
-    """Delete builds that this version does not use; no sandbox may be running.
+    """Delete builds that neither this version nor a template of a user needs; no sandbox may be running.
 
     Prints the number of deleted builds.
     """
@@ -195,13 +201,13 @@ def _template_name(text: str) -> str:
 
 
 def _store(cache: Path | None, recipes: Path | None) -> ImageStore:
-    from sandlot.images import recipe
+    from sandlot.images import recipe_files
     from sandlot.images.store import ImageStore
     from sandlot.server.settings import Settings
 
     # On SIGTERM, raise SystemExit, so that a running build removes its incomplete files.
     signal.signal(signal.SIGTERM, _exit)
-    settings, own = Settings.load(), recipe.load_folder(recipes) if recipes else {}
+    settings, own = Settings.load(), recipe_files.load_folder(recipes) if recipes else {}
     return ImageStore(cache or settings.cache_dir, {**settings.recipes, **own}, reserve_bytes=settings.disk_reserve_bytes)
 
 

@@ -188,9 +188,9 @@ def complete_snapshots(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_templates(incomplete: str) -> list[tuple[str, str]]:
     """Complete names of the templates that come with Sandlot."""
-    from sandlot.images.recipe import builtin
+    from sandlot.images.recipe_files import builtin_templates
 
-    return [(name, recipe.description) for name, recipe in sorted(builtin().items()) if name.startswith(incomplete)]
+    return [(name, recipe.description) for name, recipe in sorted(builtin_templates().items()) if name.startswith(incomplete)]
 
 
 def _running_client() -> Client:
@@ -254,4 +254,6 @@ User = Annotated[
     typer.Option("--user", "-u", metavar="USER", help="User in the sandbox, by name or uid. (default: user)"),
 ]
 Tag = Annotated[str | None, typer.Option("--tag", metavar="TEXT", help="Tag of the process, which `sandlot ps` shows.")]
-Language = Annotated[str | None, typer.Option("--language", "-l", metavar="NAME", help="python, bash or javascript. (default: python)")]
+Language = Annotated[
+    str | None, typer.Option("--language", "-l", metavar="NAME", help="python, javascript, typescript, bash or r. (default: python)")
+]

@@ -31,16 +31,17 @@ def create(  # noqa: PLR0913 - each is an option
         typer.Option("--prepared", metavar="N", min=0, help="Number of prepared sandboxes that are kept besides; operators only."),
     ] = None,
     isolation: Annotated[str | None, typer.Option("--isolation", metavar="DRIVER", help="Isolation driver. (default: auto)")] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU cores of each sandbox. (default: 1)")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="CPU cores of each sandbox. (default: as the template)")] = None,
     memory: Annotated[
         int | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory limit of each sandbox, such as 512M. (default: 1G)", parser=parse_size_bytes),
+        typer.Option("--memory", metavar="SIZE", help="Memory limit of each sandbox, as 512M. (default: as the template)", parser=parse_size_bytes),
     ] = None,
     disk: Annotated[
-        int | None, typer.Option("--disk", metavar="SIZE", help="Limit of files that each sandbox writes. (default: 5G)", parser=parse_size_bytes)
+        int | None,
+        typer.Option("--disk", metavar="SIZE", help="Limit of files that each sandbox writes. (default: as the template)", parser=parse_size_bytes),
     ] = None,
     pids: Annotated[
-        int | None, typer.Option("--pids", metavar="N", help="Maximum number of processes and threads of each sandbox. (default: 512)")
+        int | None, typer.Option("--pids", metavar="N", help="Maximum number of processes and threads of each sandbox. (default: as the template)")
     ] = None,
     metadata: Metadata = None,
     json_output: JsonOutput = False,

@@ -14,6 +14,7 @@ import typer
 from sandlot.cli.options import Cwd, Env, SandboxId, Tag, TemplateName, User, as_dict, complete_sandboxes, parse_size_bytes
 from sandlot.cli.repl.session import DEFAULT_SAVE_DIR, CellOptions
 from sandlot.model.languages import LANGUAGES, language_of_file
+from sandlot.model.paths import WORKSPACE
 
 if TYPE_CHECKING:
     from sandlot.sdk import AsyncSandbox
@@ -26,7 +27,6 @@ MAX_TIMEOUT_S = 604_800.0
 """Longest timeout of a sandbox."""
 SLACK_S = 60.0
 """Seconds that a sandbox outlives its program's timeout: time for copying files in, and for reporting the program's end."""
-WORKSPACE = "/workspace"
 SHELL_SYNTAX = frozenset(" |&;<>$`*?~(){}")
 PROGRAM_NOT_FOUND = 127
 NOTHING_TO_RUN = "Nothing to run. Pass a FILE, '-' for standard input, or -c CODE."
@@ -72,7 +72,7 @@ def plan(file: str | None, code: str | None, args: Sequence[str], uploads: Seque
         raise typer.BadParameter(f"{file} {reason}.", param_hint="FILE")
     target = f"{WORKSPACE}/{path.name}"
     language = language_of_file(path.name) or LANGUAGES[0]
-    if language.compile:
+    if language.compile_argv:
         raise typer.BadParameter(f"Programs in {language.title} must be compiled. Use `sandlot grade {file}`.", param_hint="FILE")
     interpreter = language.interpreter
     flags = flags if interpreter == "python3" else ()
@@ -111,7 +111,10 @@ def run(  # noqa: PLR0913 - each is an option
     *,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE|-", help="Program: Python, or .sh or .js by its extension. '-' reads Python from standard input."),
+        typer.Argument(
+            metavar="FILE|-",
+            help="Program: Python, or another interpreted language by its extension, such as .sh, .js or .R. '-' reads Python from standard input.",
+        ),
     ] = None,
     args: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the program; put arguments that begin with '-' after '--'.")

@@ -11,7 +11,7 @@ import typer
 
 from sandlot.cli.bulk import run_for_each
 from sandlot.cli.options import JsonOutput, Quiet, complete_templates, query_client
-from sandlot.cli.output import age, as_json, note, print_ids, table, visible
+from sandlot.cli.output import age, as_json, note, print_ids, size, table, visible
 
 if TYPE_CHECKING:
     from sandlot.sdk import BuildLine
@@ -62,6 +62,11 @@ def info(
         "built": "yes" if found.built else "no",
         "building": found.building,
         "digest": found.digest,
+        "languages": ", ".join(f"{name} {version}" if version else name for name, version in found.languages.items()),
+        "cpus": f"{found.limits.cpus:g}",
+        "memory": size(found.limits.memory_bytes),
+        "disk": size(found.limits.disk_bytes),
+        "pids": str(found.limits.pids),
     }
     table(["FIELD", "VALUE"], [[field, value] for field, value in details.items() if value])
 
@@ -154,9 +159,9 @@ def tag(
     *,
     template: Template,
     name: Annotated[str, typer.Argument(metavar="TAG", help="The tag.")],
-    build_id: Annotated[str | None, typer.Argument(metavar="BUILD", help="Id of a ready build; without it, the tag is removed.")] = None,
+    build_id: Annotated[str | None, typer.Argument(metavar="BUILD", help="Id of a ready build. (default: remove the tag)")] = None,
 ) -> None:
-    """Let a tag name a build, so that sandboxes start from TEMPLATE:TAG; or remove the tag."""
+    """Point a tag at a build, so that sandboxes can start from TEMPLATE:TAG. Without BUILD, remove the tag."""
     with query_client() as client:
         if build_id is None:
             client.templates.remove_tag(template, name)
@@ -172,7 +177,7 @@ def sbom(
 ) -> None:
     """Print a software bill of materials of a template: packages of Debian, Python and npm, as CycloneDX 1.6 in JSON.
 
-    A sandbox of the template without a network lists its packages.
+    Starts a sandbox of the template, without network, to list the packages.
     """
     from sandlot.cli import sbom as bills
 
@@ -184,19 +189,13 @@ def sbom(
 
 
 @templates.command("rm")
-def rm(
-    *, ids: Annotated[list[str], typer.Argument(metavar="TEMPLATE", help="Names or ids of the templates.", autocompletion=complete_templates)]
-) -> None:
+def rm(*, ids: Templates) -> None:
     """Delete templates that were built, with their builds. Their sandboxes and snapshots stay.
 
-    Prints each template that was deleted. Exits with status 1 if any was not.
+    Prints each template that was deleted. Exits with status 1 if a template could not be deleted.
     """
     with query_client() as client:
-
-        def delete(template: str) -> None:
-            client.templates.delete(template)
-
-        run_for_each(ids, delete)
+        run_for_each(ids, client.templates.delete)
 
 
 def _pair(text: str) -> tuple[str, str]:

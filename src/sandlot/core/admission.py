@@ -29,7 +29,7 @@ DEFAULT_NETWORKS: Final = (NetworkMode.NONE, NetworkMode.PACKAGES, NetworkMode.A
 """Network modes that principals other than operators may choose if the operator has not decided which."""
 HTTPS_PORT: Final = 443
 
-SINGLE_USE_METADATA: Final = {PURPOSE_KEY: "oneshot"}
+SINGLE_USE_METADATA: Final = {PURPOSE_KEY: "program"}
 """Metadata of a single-use sandbox. After a restart, the service recognizes the sandbox by this metadata and ends the sandbox."""
 
 _REQUIRED: Final = (

@@ -22,7 +22,7 @@ from sandlot.core.admission import AdmissionPolicy
 from sandlot.core.execution.start_command import StartCommandStep
 from sandlot.core.files.files import make_working_directory
 from sandlot.core.files.store import FileStore, inject
-from sandlot.core.pools.build_snapshots import BuildSnapshot, pinned
+from sandlot.core.pools.build_snapshots import BuildSnapshotRequest
 from sandlot.core.pools.models import PoolSpec
 from sandlot.core.pools.pooled_sandboxes import PoolClaim, PooledSandboxes
 from sandlot.core.ports import Clock
@@ -82,7 +82,7 @@ class Admitted:
     allocation: Allocation
     claim: PoolClaim | None
     setup: Sequence[SetupStep]
-    snapshot: BuildSnapshot | None = None
+    snapshot: BuildSnapshotRequest | None = None
     start: StartCommandStep | None = None
 
 
@@ -188,7 +188,7 @@ class AdmissionController:
         setup = [functools.partial(inject, blobs=self._blobs, records=files)] if files else []
         pool_spec = PoolSpec(template, spec.isolation, limits)
         has_pools = source is None and (not volumes or capabilities.can(DriverCapability.CONFIGURE_VOLUMES))
-        claim = self._pools.find_warm(pool_spec, principal.owner) if has_pools else None
+        claim = self._pools.find_warm(pool_spec, principal.owner, defaults.build) if has_pools else None
         warm = None if claim is None else claim.warm
         reading = None
         if reservation is not None:
@@ -225,7 +225,7 @@ class AdmissionController:
             allocation = Allocation(self._drivers[spec.isolation], reservation, self._clock, spec.id)
         start = StartCommandStep(defaults.start) if source is None and defaults.start is not None else None
         return Admitted(
-            sandbox, allocation, claim, _steps(params, setup, start), BuildSnapshot.of(spec.template, spec.isolation, limits, defaults), start
+            sandbox, allocation, claim, _steps(params, setup, start), BuildSnapshotRequest.of(spec.template, spec.isolation, limits, defaults), start
         )
 
     async def admit_batch(self, params: CreateSandboxParams, principal: Principal, count: int) -> list[Reservation]:
@@ -352,7 +352,7 @@ class AdmissionController:
         """Return the spec of a new sandbox, without its volumes."""
         spec = SandboxSpec(
             id=self._new_id(),
-            template=template if source is not None else pinned(template, defaults),
+            template=template if source is not None else defaults.pin(template),
             env=params.env,
             metadata={**params.metadata, **admission.SINGLE_USE_METADATA} if single_use else params.metadata,
             limits=params.limits.over(defaults.limits if source is None else source.spec.limits),
@@ -371,6 +371,7 @@ class AdmissionController:
         return replace(
             spec,
             env={**source.spec.env, **params.env},
+            template_env=source.spec.template_env,
             snapshot=source.spec.snapshot,
             parent=source.spec.parent,
             restored=source.restored,

@@ -138,7 +138,7 @@ class AgentService:
         return await self._replace(before, replace(before, version=before.version + 1, config=config, updated_at=self._clock.now()))
 
     async def archive(self, principal: Principal, agent: str) -> AgentRecord:
-        """Archive an agent: it gets no new sessions, and its sessions take no new messages. Idempotent.
+        """Archive an agent: it gets no new sessions and cannot be changed. Its sessions continue. Idempotent.
 
         Raises:
             NotFoundError: There is no such agent.
@@ -150,7 +150,7 @@ class AgentService:
         return await self._replace(before, replace(before, version=before.version + 1, updated_at=now, archived_at=now))
 
     async def delete(self, principal: Principal, agent: str) -> None:
-        """Delete an agent. Its sessions stay readable and take no new messages.
+        """Delete an agent. Its sessions stay readable, and take no more messages.
 
         Raises:
             NotFoundError: There is no such agent.
@@ -279,7 +279,7 @@ class AgentService:
         Raises:
             ForbiddenError: The session belongs to another owner.
             NotFoundError: There is no such session.
-            ConflictError: A run is active, or the session, or its agent, takes no more messages.
+            ConflictError: A run is active, the session is archived, or its agent was deleted.
             LimitError: The session has ``MAX_EVENTS`` events.
         """
         found = await self.get_session(principal, session)
@@ -291,10 +291,9 @@ class AgentService:
                 hint="Create another session.",
                 fields={"session": found.id, "max": MAX_EVENTS},
             )
-        agent = await self._agents.get_agent(found.agent)
-        if agent is None or agent.archived_at is not None or found.status is SessionStatus.TERMINATED:
+        if found.status is SessionStatus.TERMINATED or await self._agents.get_agent(found.agent) is None:
             raise ConflictError(
-                f"The session {found.id} takes no more messages, because it is archived, or its agent is archived or deleted.",
+                f"The session {found.id} takes no more messages, because it is archived or its agent was deleted.",
                 hint="Create another session.",
                 fields={"session": found.id},
             )

@@ -133,7 +133,7 @@ class SandboxManager:
             params: The request.
             key: Idempotency key. A repeated request returns the same sandbox, even if the sandbox has ended. None: each request creates a sandbox.
             source: Snapshot or sandbox from which the new sandbox starts. None: its template.
-            single_use: True for a sandbox that serves a single request, such as a one-shot run. The client does not get the id of the sandbox. The
+            single_use: True for a sandbox that serves a single request, such as a program. The client does not get the id of the sandbox. The
                 sandbox is ended when the service stops.
 
         Raises:

@@ -19,8 +19,9 @@ from sandlot.core.forwarding.tunnels import TunnelService
 from sandlot.core.history import HistoryService
 from sandlot.core.keys import KeyService
 from sandlot.core.network import NetworkService
-from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.manager import PoolManager
+from sandlot.core.programs.runner import ProgramRunner
+from sandlot.core.programs.templates import LanguageTemplates
 from sandlot.core.resources.templates import Templates
 from sandlot.core.sandboxes import SandboxService
 from sandlot.core.service import ServiceInspector
@@ -51,7 +52,8 @@ class Node:
     processes: ProcessService
     terminals: TerminalService
     packages: PackageInstaller
-    programs: OneShotRunner
+    programs: ProgramRunner
+    languages: LanguageTemplates
     buffers: BufferShares
     files: FileService
     watches: WatchService

@@ -58,10 +58,12 @@ class ResolvedTemplate:
 
     Args:
         env: Environment of all processes; the environment of the sandbox overrides it.
+        build: Id of the build of a user; empty for a built-in template.
     """
 
     root: RootFs
     env: Mapping[str, str]
+    build: str = ""
 
 
 class TemplateStore(Protocol):
@@ -98,7 +100,7 @@ class TemplateStore(Protocol):
         ...
 
     async def at(self, ref: TemplateRef) -> ResolvedTemplate | None:
-        """Return the build of a template with the digest of ``ref``, or None if that build was removed.
+        """Return the build that ``ref`` names by its id or digest, or None if that build was removed.
 
         Builds nothing, except that an image that was evicted is made again, in seconds.
         """

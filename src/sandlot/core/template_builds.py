@@ -20,13 +20,14 @@ from sandlot.core.access import quotas
 from sandlot.core.concurrency import GeneratorStream, Wakeups
 from sandlot.core.ports import Clock
 from sandlot.model.access import LOCAL, OwnerId, Principal
-from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, NotFoundError, SandlotError, UnavailableError
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.ids import TEMPLATE_ID, NodeId, TemplateId, new_template_id
 from sandlot.model.repositories import Position, TemplateRepository
 from sandlot.model.specs import Limits
 from sandlot.model.streams import Page, Stream
 from sandlot.model.templates import (
     DEFAULT_TEMPLATE_TAG,
+    MAX_LINE_CHARS,
     TEMPLATE_NAME,
     TEMPLATE_TAG,
     BuildLine,
@@ -38,12 +39,12 @@ from sandlot.model.templates import (
     TemplateSettings,
 )
 
+MAX_WAITING: Final = 100
+"""Number of builds of an owner that have not begun, also those that are only requested."""
 MAX_TAGS: Final = 100
 """Maximum number of tags of a template."""
 MAX_LINES: Final = 20_000
 """Number of lines after which the log of a build takes no more lines."""
-MAX_LINE_CHARS: Final = 4096
-"""Maximum length of a line of a log. Longer lines are cut."""
 KEPT_UNTAGGED: Final = 3
 """Number of ready builds of a template without a tag that are kept. Older ones are deleted when another build ends."""
 KEPT_FAILED: Final = 5
@@ -148,7 +149,7 @@ class TemplateBuilds:
     # Builds ----------------------------------------------------------------------------------------------------------
 
     async def request(
-        self, principal: Principal, name: str, *, limits: Limits | None = None, tags: Sequence[str] = ()
+        self, principal: Principal, name: str, *, limits: Limits | None = None, tags: Sequence[str] = (), alone: bool = False
     ) -> tuple[TemplateRecord, BuildRecord]:
         """Request a build. A template of this name is created if the principal has none.
 
@@ -157,13 +158,15 @@ class TemplateBuilds:
             name: Name of the template.
             limits: Limits of sandboxes of the template once the build is ready. None: those of the existing template, or the default limits.
             tags: Tags that the build gets when it is ready. Empty: ``default``.
+            alone: True to refuse the request while another build of the template has not ended.
 
         Returns:
             The template and the build, which waits.
 
         Raises:
             InvalidRequestError: The name or a tag is invalid.
-            LimitError: The owner's quota of templates is used up.
+            LimitError: The owner's quota of templates is used up, or the owner has ``MAX_WAITING`` builds that have not begun.
+            ConflictError: Another build of the template has not ended; the field ``build`` has its id. Or the template is part of Sandlot.
         """
         check_name(name)
         for tag in tags:
@@ -173,26 +176,28 @@ class TemplateBuilds:
                 f"The template {name} is part of Sandlot.", hint="Choose another name.", code=ErrorCode.CONFLICT, fields={"template": name}
             )
         now = self._clock.now()
-        async with self._admission_lock:  # otherwise two concurrent requests could both pass the check of the quota
+        async with self._admission_lock:  # otherwise two concurrent requests could both pass the checks
             record = await self._templates.find(principal.owner, name)
             number, size_bytes = await self._templates.totals(principal.owner)
             quota = principal.quota if record is None else replace(principal.quota, templates=None)
             quotas.check_stored(quota, "template", number, size_bytes)
+            unfinished = [build for build in await self._templates.list_open_builds(self._node) if build.owner == principal.owner]
+            _check_unfinished(unfinished, None if record is None or not alone else record.id)
             if record is None:
                 record = TemplateRecord(new_template_id(), principal.owner, name, limits or Limits(), now, now)
                 await self._templates.add(record)
-        build = BuildRecord(
-            id=str(uuid.uuid4()),
-            template=record.id,
-            owner=record.owner,
-            node=self._node,
-            status=BuildStatus.WAITING,
-            limits=limits or record.limits,
-            created_at=now,
-            tags=tuple(dict.fromkeys(tags)) or (DEFAULT_TEMPLATE_TAG,),
-        )
-        if not await self._templates.add_build(build):
-            raise template_not_found(name)
+            build = BuildRecord(
+                id=str(uuid.uuid4()),
+                template=record.id,
+                owner=record.owner,
+                node=self._node,
+                status=BuildStatus.WAITING,
+                limits=limits or record.limits,
+                created_at=now,
+                tags=tuple(dict.fromkeys(tags)) or (DEFAULT_TEMPLATE_TAG,),
+            )
+            if not await self._templates.add_build(build):
+                raise template_not_found(name)
         return record, build
 
     async def get_build(self, principal: Principal, build: str, template: str | None = None) -> BuildRecord:
@@ -394,6 +399,16 @@ def template_not_found(template: str) -> NotFoundError:
         hint="List the templates to find their names.",
         fields={"template": template[:64]},
     )
+
+
+def _check_unfinished(unfinished: Sequence[BuildRecord], alone: TemplateId | None) -> None:
+    """Check that an owner with these unfinished builds can request another one; of the template ``alone``, no build may be unfinished."""
+    waiting = sum(build.status is BuildStatus.WAITING for build in unfinished)
+    if waiting >= MAX_WAITING:
+        raise LimitError(f"This key has {waiting} builds that have not begun, the maximum.", hint="Start or cancel them, or delete their templates.")
+    for build in unfinished:
+        if build.template == alone:
+            raise ConflictError("A build of the template has not ended.", hint="Cancel the build first.", fields={"build": build.id})
 
 
 def _check_tag(tag: str) -> None:

@@ -28,6 +28,7 @@ Constraints of gVisor and of checkpoints, and the files that deal with them:
 - A sandbox has at least two processors, and does not enforce affinities. ``process/affinity.py``.
 - RLIMIT_NPROC does not limit root. ``process/pid_limit.py``. There is no OOM killer inside a sandbox. ``kernels/oom.py``.
 - Set-uid bits are ignored. ``process/sudo.py``.
+- close_range(2) may refuse its arguments, which GLib takes as fatal. ``sandlot/link/first_program.py``.
 - open(2) with ``O_DIRECTORY | O_NOFOLLOW`` follows a symbolic link. ``fs/paths.py`` (``open_folder``).
 - Terminals deliver neither SIGHUP nor SIGWINCH. ``process/procfs.py`` (``hang_up``), ``process/pty.py`` (``resize``).
 - inotify may be missing. ``helpers/watch.py``.

@@ -19,9 +19,9 @@ from __future__ import annotations
 import os
 
 from sandlot.guest.errors import RpcError
-from sandlot.guest.kernels.languages import find_python, modified_times
+from sandlot.guest.kernels.languages import find_python
+from sandlot.guest.kernels.python_environment import modified_times
 from sandlot.guest.loop import log
-from sandlot.guest.process.accounts import lookup_account
 from sandlot.guest.process.affinity import ShownProcessors
 from sandlot.guest.process.procfs import count_tasks, cpu_s, live_processes
 from sandlot.protocol.connection import GENERATION
@@ -121,7 +121,7 @@ class GuestLifecycle:
             self._reset_as_copy()
         # The system clock is not set here: gVisor and containers use the host's system clock, even after a restore.
         _set_hostname(args["hostname"])
-        self._identity.become(args["identity"], args["env"], args["workspace"], args["entropy"])
+        self._identity.become(args["identity"], args["env"], args["user"], args["workspace"], args["entropy"])
         self._pid_limit.set(args["pids"])
         self._processors.show(args["processors"])
         _make_tmp()
@@ -210,38 +210,39 @@ class GuestLifecycle:
 
 
 class PythonFinder:
-    """Finds the environment of the account ``user`` and the Python interpreter of the image, and caches the results.
+    """Finds the environment of the user of code and the Python interpreter of the image, and caches the results.
 
     A search examines about twenty files and folders, which takes 5 ms in gVisor. The next wake uses the cached results if neither
-    the sandbox's ``PATH`` nor any of these files and folders has changed.
+    the user, the sandbox's ``PATH`` nor any of these files and folders has changed.
 
     Args:
-        identity: Source of the sandbox's own variables.
+        identity: Source of the user and of the sandbox's own variables.
     """
 
-    __slots__ = ("_account", "_identity", "_path", "_python", "_versions")
+    __slots__ = ("_account", "_identity", "_path", "_python", "_user", "_versions")
 
     def __init__(self, identity: SandboxIdentity) -> None:
         self._identity = identity
         self._account: Account | None = None
+        self._user = ""
         self._python: str | None = None
         self._path: str | None = None
         self._versions: dict[str, int] = {}
         """Path of each examined file or folder -> time of its last modification."""
 
     def find(self) -> tuple[dict[str, str], str | None]:
-        """Return the complete environment of the account ``user``, and the path of the image's Python interpreter.
+        """Return the complete environment of the user of code, and the path of the image's Python interpreter.
 
         The path is None if the image has no Python interpreter.
         """
-        path = self._identity.env.get("PATH")
-        if self._account is not None and self._path == path and modified_times(self._versions) == self._versions:
+        user, path = self._identity.user, self._identity.env.get("PATH")
+        if self._account is not None and (self._user, self._path) == (user, path) and modified_times(self._versions) == self._versions:
             return self._identity.environment(self._account), self._python
         versions = modified_times(("/etc/passwd", "/etc/group"))
-        self._account = lookup_account("user")
+        self._account = self._identity.account()
         env = self._identity.environment(self._account)
         versions.update(modified_times(env["PATH"].split(":")))
-        self._path, self._versions, self._python = path, versions, find_python(env)
+        self._user, self._path, self._versions, self._python = user, path, versions, find_python(env)
         return env, self._python
 
 

@@ -8,6 +8,7 @@ import sys
 
 from sandlot.guest.connection import LinkConnection
 from sandlot.guest.fs.attributes import set_attributes
+from sandlot.guest.fs.c_library import copy_c_library
 from sandlot.guest.fs.service import FileService
 from sandlot.guest.identity import SandboxIdentity
 from sandlot.guest.kernels.manager import KernelManager
@@ -167,6 +168,7 @@ def start(loop: Loop, fd_in: int, fd_out: int, *, has_card: bool = False) -> Non
         }
     )
     set_attributes()
+    copy_c_library()
     _reap_on_sigchld(loop, children)
     SudoServer(loop, spawner).listen()
     PackageProxy(loop, router).listen()

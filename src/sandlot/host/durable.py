@@ -57,6 +57,24 @@ def publish_folder(draft: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
+def replace_folder(draft: Path, path: Path) -> None:
+    """Let a complete folder take the place of another one, in one step: ``path`` always names one of both. ``draft`` then names the replaced folder.
+
+    Args:
+        draft: Path of the complete folder, as for :func:`publish_folder`.
+        path: Final path of the folder. If it does not exist, the folder is published.
+
+    Raises:
+        OSError: The folder cannot be synced or renamed.
+    """
+    if not path.exists():
+        publish_folder(draft, path)
+        return
+    fsync_folder(draft)
+    syscalls.exchange(str(draft), str(path))
+    fsync_folder(path.parent)
+
+
 def fsync_files(folder: Path) -> None:
     """Sync all files of a folder, then the folder itself. The folder must have no subfolders."""
     for file in folder.iterdir():

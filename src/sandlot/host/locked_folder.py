@@ -80,11 +80,12 @@ class LockedFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def publish(self, path: Path) -> None:
+    def publish(self, path: Path, *, replaces: bool = False) -> None:
         """Move the folder :attr:`content` to its final path. The caller must have synced the files in this folder.
 
         Args:
-            path: Final path of the content, which must not exist yet.
+            path: Final path of the content.
+            replaces: True if the path may exist. Its folder is replaced in one step, and removed by :meth:`close`.
 
         Raises:
             OSError: The content cannot be synced or renamed, or :meth:`close` was called before.
@@ -92,7 +93,7 @@ class LockedFolder:
         with self._publishing:
             if self.descriptor < 0:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path))
-            durable.publish_folder(self.content, path)
+            (durable.replace_folder if replaces else durable.publish_folder)(self.content, path)
 
     def close(self) -> None:
         """Remove the temporary folder and release its lock. Idempotent. The next sweep removes files that cannot be removed now."""
@@ -153,18 +154,6 @@ def lock_folder(path: Path) -> int:
         Descriptor of the folder. Close the descriptor to release the lock.
     """
     return _open_locked(path, _FOLDER)
-
-
-def lock_file(path: Path) -> int:
-    """Wait until the lock of a file is free, and take the lock.
-
-    Args:
-        path: Path of the file, which is created if it does not exist.
-
-    Returns:
-        Descriptor of the file. Close the descriptor to release the lock.
-    """
-    return _open_locked(path, _FILE)
 
 
 def try_lock_file(path: Path) -> int | None:

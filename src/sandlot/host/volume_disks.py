@@ -5,6 +5,7 @@ Invariants:
   write. The host opens no file inside a volume by name.
 - A file has at most one loop device. A second device would mount a second file system over the same bytes, and the two would destroy each other. If
   the file has a device, the device is mounted again: the kernel then uses the same file system, even if it is mounted in another namespace.
+- A device is mounted only while it is open: otherwise the kernel may free it meanwhile, and another process may attach a file of another sandbox.
 - All volumes are mounted below one small private file system. Mount namespaces that exist already do not see later mounts. A process that
   enters a new mount namespace unmounts all volumes there with one call (``forget`` in ``stage/operations.py``).
 - The file system of each volume has a journal. After a loss of power, the volume therefore contains everything that was synced.
@@ -16,7 +17,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -108,18 +109,16 @@ class VolumeFiles:
                 return path
             path.mkdir(mode=0o700, exist_ok=True)
             image = self.image(volume)
-            device = next((name for name, file in loops_below(self.folder).items() if file == image), None)
-            backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
-            try:
+            with ExitStack() as opened:
+                backing = _open(image, os.O_RDWR, opened)
+                device = self._open_device(image, opened)
                 if device is not None:
-                    syscalls.mount(f"/dev/{device}", str(path), "ext4", _MOUNT_FLAGS, image_options(backing, _MOUNT_OPTIONS))
+                    syscalls.mount(device, str(path), "ext4", _MOUNT_FLAGS, image_options(backing, _MOUNT_OPTIONS))
                     return path
                 if self.allocates and not is_allocated(os.fstat(backing)):
                     with suppress(OSError):  # the disk has no room now: the volume stays sparse until it is mounted again
                         allocate(backing)
                 mount_image(backing, str(path), _MOUNT_OPTIONS)
-            finally:
-                os.close(backing)
         return path
 
     def unmount(self, volume: str) -> None:
@@ -156,6 +155,16 @@ class VolumeFiles:
     def ids(self) -> frozenset[str]:
         """Return the ids of all volumes that have an image file, including volumes whose creation was interrupted."""
         return frozenset(file.name.removesuffix(".img") for file in self.folder.glob("vol-*.img"))
+
+    def _open_device(self, image: Path, opened: ExitStack) -> str | None:
+        """Return the path of the loop device of an image file, or None if the file has none. The kernel does not free the device while it is open."""
+        for name, file in loops_below(self.folder).items():
+            if file == image:
+                with suppress(OSError):  # ENXIO: the kernel is freeing the device
+                    _open(Path(f"/dev/{name}"), os.O_RDONLY, opened)
+                    if loops_below(self.folder).get(name) == image:
+                        return f"/dev/{name}"
+        return None
 
     def _remove_mounts(self) -> None:
         """Unmount the private file system below which volumes are mounted, if no volume is mounted."""
@@ -279,6 +288,12 @@ def _attach(process: int, hub: str, volume: Attachment, ids: str | None) -> None
         os.close(tree)
         if namespace >= 0:
             os.close(namespace)
+
+
+def _open(path: Path, flags: int, opened: ExitStack) -> int:
+    handle = os.open(path, flags | os.O_CLOEXEC)
+    opened.callback(os.close, handle)
+    return handle
 
 
 def journal_bytes(size_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Builds images, interpreters, guest layers and roots.
 
-Each ``build_*`` function fills one folder of a :class:`~sandlot.images.build_cache.BuildCache`, whose lock the caller holds. The command lines come
-from :mod:`~sandlot.images.plan`, and the apt sources from :mod:`~sandlot.host.apt_sources`.
+Each ``build_*`` function fills one folder of a :class:`~sandlot.images.artifact_cache.ArtifactCache`, whose lock the caller holds. The command lines
+come from :mod:`~sandlot.images.command_lines`, and the apt sources from :mod:`~sandlot.host.apt_sources`.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from sandlot.host import apt_sources
 from sandlot.host.locked_folder import remove_tree
-from sandlot.images import interpreter, plan, rootfs_layout, tree
+from sandlot.images import command_lines, interpreter, rootfs_layout, tree
 from sandlot.images.command import CommandRunner, output_of, require_programs
 from sandlot.images.progress import OutputParser, ProgressReporter
-from sandlot.images.recipe import Debian, Npm, Recipe
+from sandlot.images.recipe import Debian, Npm, Recipe, environment, languages_of
 from sandlot.link import payload
 from sandlot.model.errors import HostError
+from sandlot.model.specs import User
 
 TREE = "tree"
-"""Name of the folder with the built tree of files, in every build result."""
+"""Name of the folder with the built tree of files, in every artifact."""
 MANIFEST = "manifest.json"
-"""Name of the JSON file beside :data:`TREE` with the name, digest and size of the build result."""
+"""Name of the JSON file beside :data:`TREE` with the name, digest and size of the artifact."""
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_LOCK_INSIDE = f"{plan.WHEELS}/requirements.lock"
+_LOCK_INSIDE = f"{command_lines.WHEELS}/requirements.lock"
 _LIBRARIES = "/usr/local/lib"
 _NPM_MODULES = "/usr/local/lib/node_modules"
 _NPM_CONFIGS = ("/etc/npmrc", "/usr/etc/npmrc", "/usr/local/etc/npmrc")
@@ -48,12 +49,12 @@ def architecture() -> str:
     return _ARCHITECTURES[machine]
 
 
-def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: CommandRunner, report: ProgressReporter) -> None:
-    """Build the image of a recipe.
+def build_image(folder: Path, line: Sequence[Recipe], parent: Path | None, runner: CommandRunner, report: ProgressReporter) -> None:
+    """Build the image of a recipe. The manifest has the versions of the languages of the recipe and its ancestors.
 
     Args:
         folder: Empty folder to fill with ``tree`` and ``manifest.json``. Temporary files are written into its parent folder.
-        recipe: Recipe of the image.
+        line: Recipe of the image and its ancestors (:func:`~sandlot.images.recipe.lineage`).
         parent: Tree of the parent image. None if the recipe begins with Debian packages.
         runner: Runs the commands of the build.
         report: Reports the progress of the build.
@@ -64,6 +65,7 @@ def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: Comma
     """
     _require_root()
     started_s = time.time()
+    recipe = line[-1]
     root = folder / TREE
     scratch = folder.parent
     if recipe.debian is not None:
@@ -72,23 +74,27 @@ def build_image(folder: Path, recipe: Recipe, parent: Path | None, runner: Comma
         rootfs_layout.apply_layout(root, recipe.files)
     elif parent is not None:
         report.step(f"copying {recipe.parent}")
-        runner.run(f"copying {recipe.parent}", plan.copy_argv(parent, root), env=os.environ)
+        manifest = read_manifest(parent.parent)
+        runner.run(f"copying {recipe.parent}", command_lines.copy_argv(parent, root), env=os.environ)
+        if read_manifest(parent.parent) != manifest:
+            raise HostError(f"The image {recipe.parent} was updated while it was copied.", hint="Build the image again.")
         rootfs_layout.apply_layout(root, recipe.files)
     rootfs_layout.create_device_nodes(root)
     if recipe.lock:
         _install_python(recipe.lock, root, scratch, runner, report, started_s)
     for step in recipe.run:
         report.step(f"running {step.argv[0]}")
-        runner.run(f"running {step.argv[0]}", plan.inside_argv(root, step.argv, step.user), env=plan.inside_env(step.user))
+        runner.run(f"running {step.argv[0]}", command_lines.inside_argv(root, step.argv, step.user), env=command_lines.inside_env(step.user))
     if recipe.npm is not None:  # after the steps, one of which may put Node.js in its place
         _install_npm(recipe.npm, root, scratch, runner, report)
+    versions = _probe_versions(line, root, runner, report)
     rootfs_layout.remove_build_traces(root)
     rootfs_layout.chown_usr_local(root)
     if parent is not None:
         tree.share_unchanged(parent, root)
-    tree.normalize_times(root, since_s=started_s, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=started_s, to_s=command_lines.BUILD_TIME_S)
     report.step("computing the digest")
-    _write_manifest(folder, root, {"name": recipe.name, "built_s": int(started_s)})
+    _write_manifest(folder, root, {"name": recipe.name, "built_s": int(started_s), "languages": versions})
 
 
 def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter) -> None:
@@ -108,7 +114,7 @@ def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRun
     options_file = scratch / "apt.conf"
     netrc = {name: path for name, path in (("netrc", "/etc/apt/auth.conf"), ("netrcparts", "/etc/apt/auth.conf.d")) if Path(path).exists()}
     options_file.write_text(apt_sources.options_text(output_of(("apt-config", "dump"))) + apt_sources.credentials_text(netrc), encoding="utf-8")
-    argv = plan.mmdebstrap_argv(
+    argv = command_lines.mmdebstrap_argv(
         debian,
         root,
         sources=sources_file if sources else None,
@@ -119,7 +125,10 @@ def install_debian(debian: Debian, root: Path, scratch: Path, runner: CommandRun
     parser = OutputParser()
     try:
         runner.run(
-            "installing the Debian packages", argv, env=plan.mmdebstrap_env(os.environ), on_line=lambda line: _report_detail(report, parser, line)
+            "installing the Debian packages",
+            argv,
+            env=command_lines.mmdebstrap_env(os.environ),
+            on_line=lambda line: _report_detail(report, parser, line),
         )
     finally:
         # Both files may contain the address and the password of a private mirror.
@@ -143,7 +152,7 @@ def build_interpreter(folder: Path, runner: CommandRunner, report: ProgressRepor
     root = folder / TREE
     root.mkdir(mode=0o755)
     interpreter.assemble(extracted, root, scratch, runner)
-    tree.normalize_times(root, since_s=0, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=0, to_s=command_lines.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "interpreter", "built_s": int(time.time())})
 
 
@@ -176,8 +185,11 @@ def build_guest_layer(folder: Path, base: Path, runner: CommandRunner) -> None:
         (root / path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         (root / path).write_bytes(text)
         (root / path).chmod(0o644)
+    for path, program in payload.MACHINE_CODE.items():
+        (root / path).write_bytes(program)
+        (root / path).chmod(0o755)
     (root / payload.VOLUMES).mkdir(mode=0o755)
-    tree.normalize_times(root, since_s=plan.BUILD_TIME_S + 1, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=command_lines.BUILD_TIME_S + 1, to_s=command_lines.BUILD_TIME_S)
     _write_manifest(folder, root, {"name": "guest", "built_s": int(time.time())})
 
 
@@ -193,14 +205,14 @@ def build_root(folder: Path, image_tree: Path, guest_tree: Path) -> None:
     tree.link_tree(image_tree, root)
     tree.link_tree(guest_tree, root / payload.GUEST_ROOT.strip("/"))
     for path in (root, root / payload.GUEST_ROOT.strip("/")):
-        os.utime(path, (plan.BUILD_TIME_S, plan.BUILD_TIME_S))
+        os.utime(path, (command_lines.BUILD_TIME_S, command_lines.BUILD_TIME_S))
 
 
 def read_manifest(folder: Path) -> Mapping[str, object]:
-    """Return the manifest of a build result, as parsed JSON.
+    """Return the manifest of an artifact, as parsed JSON.
 
     Args:
-        folder: Folder of the build result.
+        folder: Folder of the artifact.
     """
     manifest: dict[str, object] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return manifest
@@ -209,8 +221,8 @@ def read_manifest(folder: Path) -> Mapping[str, object]:
 def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter, started_s: float) -> None:
     """Install the Python packages of a lock: download their wheels outside the tree, then install them inside the tree without network."""
     loader, libraries = interpreter.loader_of(root)
-    python = plan.own_program_argv(root, loader, libraries, Path("usr/bin/python3"))
-    wheels = root / plan.WHEELS.strip("/")
+    python = command_lines.own_program_argv(root, loader, libraries, Path("usr/bin/python3"))
+    wheels = root / command_lines.WHEELS.strip("/")
     wheels.mkdir(mode=0o700)
     lock_file = scratch / "requirements.lock"
     lock_file.write_text(lock, encoding="utf-8")
@@ -220,23 +232,25 @@ def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner,
     parser = OutputParser(total)
     runner.run(
         "downloading the Python packages",
-        plan.download_argv(python, lock_file, wheels),
-        env=plan.download_env(os.environ),
+        command_lines.download_argv(python, lock_file, wheels),
+        env=command_lines.download_env(os.environ),
         on_line=lambda line: _report_detail(report, parser, line),
     )
     lock_file.rename(root / _LOCK_INSIDE.strip("/"))
     report.step("installing the Python packages")
-    runner.run("installing the Python packages", plan.inside_argv(root, plan.install_argv(_LOCK_INSIDE)), env=plan.inside_env())
+    runner.run(
+        "installing the Python packages", command_lines.inside_argv(root, command_lines.install_argv(_LOCK_INSIDE)), env=command_lines.inside_env()
+    )
     remove_tree(wheels)
-    tree.normalize_times(root, since_s=started_s, to_s=plan.BUILD_TIME_S)
+    tree.normalize_times(root, since_s=started_s, to_s=command_lines.BUILD_TIME_S)
     folders = sorted(f"{_LIBRARIES}/{path.parent.name}/{path.name}" for path in (root / _LIBRARIES.strip("/")).glob("python3*/dist-packages"))
     modules = sum(1 for _ in (root / _LIBRARIES.strip("/")).rglob("*.py"))
     report.step(f"compiling {modules} Python modules")
     parser = OutputParser(modules)
     runner.run(
         "compiling the Python packages",
-        plan.inside_argv(root, plan.compile_argv(folders)),
-        env=plan.inside_env(),
+        command_lines.inside_argv(root, command_lines.compile_argv(folders)),
+        env=command_lines.inside_env(),
         on_line=lambda line: _report_detail(report, parser, line),
     )
 
@@ -244,7 +258,7 @@ def _install_python(lock: str, root: Path, scratch: Path, runner: CommandRunner,
 def _install_npm(npm: Npm, root: Path, scratch: Path, runner: CommandRunner, report: ProgressReporter) -> None:
     """Install packages of npm for all programs: download them outside the tree, then run the allowed scripts inside the tree without network."""
     loader, libraries = interpreter.loader_of(root)
-    node = plan.own_program_argv(root, loader, libraries, Path("usr/local/bin/node"))
+    node = command_lines.own_program_argv(root, loader, libraries, Path("usr/local/bin/node"))
     modules = root / _NPM_MODULES.strip("/")
     folder = scratch / "npm"
     folder.mkdir(mode=0o700)
@@ -255,8 +269,8 @@ def _install_npm(npm: Npm, root: Path, scratch: Path, runner: CommandRunner, rep
     report.step(f"downloading {len(npm.packages)} npm packages and what they need")
     runner.run(
         "downloading the npm packages",
-        plan.npm_download_argv(node, modules / "npm/bin/npm-cli.js", folder, machine[-1] if machine else None),
-        env=plan.npm_download_env(os.environ),
+        command_lines.npm_download_argv(node, modules / "npm/bin/npm-cli.js", folder, machine[-1] if machine else None),
+        env=command_lines.npm_download_env(os.environ),
     )
     for entry in sorted((folder / "node_modules").iterdir()):
         if not entry.name.startswith("."):
@@ -265,7 +279,28 @@ def _install_npm(npm: Npm, root: Path, scratch: Path, runner: CommandRunner, rep
     report.step("installing the npm packages")
     for names, scripts in ((npm.scripts, True), (tuple(name for name in npm.packages if name not in npm.scripts), False)):
         if names:
-            runner.run("installing the npm packages", plan.inside_argv(root, plan.npm_link_argv(names, scripts=scripts)), env=plan.inside_env())
+            runner.run(
+                "installing the npm packages",
+                command_lines.inside_argv(root, command_lines.npm_link_argv(names, scripts=scripts)),
+                env=command_lines.inside_env(),
+            )
+
+
+def _probe_versions(line: Sequence[Recipe], root: Path, runner: CommandRunner, report: ProgressReporter) -> dict[str, str]:
+    """Return the versions of the languages of an image by their names.
+
+    Raises:
+        HostError: The image lacks a compiler or interpreter that its recipes declare.
+    """
+    versions: dict[str, str] = {}
+    for language in languages_of(line):
+        report.step(f"probing the version of {language.title}")
+        printed: list[str] = []
+        argv = command_lines.inside_argv(root, language.version_argv, User.USER)
+        env = {**command_lines.inside_env(User.USER), **environment(line)}
+        runner.run(f"probing the version of {language.title}", argv, env=env, on_line=printed.append)
+        versions[language.name] = language.parse_version("\n".join(printed))
+    return versions
 
 
 def _apt_sources(suite: str) -> list[apt_sources.Source]:

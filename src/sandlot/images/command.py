@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sandlot.host.free_space import FreeSpace
 from sandlot.host.service_cgroup import leave_service_cgroup
+from sandlot.images.build_stop import BuildStop
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 
 _TAIL_LINES = 12
@@ -26,16 +27,25 @@ class CommandRunner:
         space: Free space of the disk to which the commands write. A command is killed when no more than the reserve is free.
         inherit: File descriptors that the commands inherit, such as the lock of the folder that they write to. The folder then stays locked until
             the last process of the commands has ended.
+        stop: Kills a running command, and refuses further ones, when the service stops. None: nothing does.
     """
 
-    __slots__ = ("_inherit", "_space", "log")
+    __slots__ = ("_inherit", "_space", "_stop", "log")
 
-    def __init__(self, log: Path, space: FreeSpace, inherit: Iterable[int] = ()) -> None:
+    def __init__(self, log: Path, space: FreeSpace, inherit: Iterable[int] = (), stop: BuildStop | None = None) -> None:
         self.log = log
         self._space = space
+        self._stop = stop or BuildStop()
         self._inherit = tuple(inherit)
 
-    def run(self, what: str, argv: tuple[str, ...], *, env: Mapping[str, str], on_line: Callable[[str], object] = lambda _line: None) -> None:
+    def run(
+        self,
+        what: str,
+        argv: tuple[str, ...],
+        *,
+        env: Mapping[str, str],
+        on_line: Callable[[str], object] = lambda _line: None,
+    ) -> None:
         """Run a command and wait until it has ended.
 
         Args:
@@ -47,7 +57,9 @@ class CommandRunner:
         Raises:
             LimitError: The command failed because the disk is full, or was killed because no more than the reserve is free.
             HostError: The program is not installed, or the command failed. The message contains the last lines of the output.
+            UnavailableError: The service is stopping.
         """
+        self._stop.check()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         full = False
         with self.log.open("ab") as log:
@@ -70,7 +82,7 @@ class CommandRunner:
             with process:
                 # A signal to this process can raise an exception anywhere.
                 try:
-                    with self._space.watched(process.kill):
+                    with self._stop.ending(process.kill), self._space.watched(process.kill):
                         # A build uses minutes of CPU time and much memory. It must not have the priority and protection of the service.
                         leave_service_cgroup(process.pid)
                         for raw in output:
@@ -85,7 +97,7 @@ class CommandRunner:
                     process.kill()
                     output.read()
                     raise
-        if process.returncode != 0:
+        if process.returncode:
             raise self._failed(what, process.returncode, tail, full=full)
 
     def _failed(self, what: str, status: int, tail: Iterable[str], *, full: bool) -> HostError | LimitError:

@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sandlot.images import plan
+from sandlot.images import command_lines
 from sandlot.images.command import CommandRunner, output_of
 from sandlot.images.recipe import Debian
 from sandlot.model.errors import HostError, InternalError
@@ -136,7 +136,7 @@ def assemble(debian: Path, target: Path, scratch: Path, runner: CommandRunner) -
         HostError: The packages contain no dynamic loader, or the interpreter does not run.
     """
     loader, libraries = loader_of(debian)
-    python = plan.own_program_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
+    python = command_lines.own_program_argv(debian, loader, libraries, Path(f"usr/bin/python{VERSION}"))
     modules, extensions = _closure((*python, "-SI"), runner)
 
     (target / "bin").mkdir(mode=0o755)

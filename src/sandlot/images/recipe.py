@@ -1,38 +1,13 @@
-"""Recipes: TOML files that describe the content of an image.
+"""Recipes: descriptions of the content of an image.
 
-A recipe begins with Debian packages or with the image of another recipe. It adds Python and npm packages from lock files, files, environment
-variables and commands to run. A recipe with both ``from`` and ``[debian]`` adds Debian packages to another recipe, or takes them from another suite:
-its image is built from the parts of both recipes (:func:`combine`), not from the other image::
+A recipe begins with Debian packages or with the image of another recipe, its parent. It adds Python and npm packages from lock files, files,
+environment variables and commands to run. A recipe with both a parent and Debian packages adds Debian packages to its parent, or takes them from
+another suite: its image is built from the parts of both recipes (:func:`combine`), not from the parent's image.
 
-    description = "one line for people"
-    languages = ["python"]               # languages (model/languages.py) whose compilers and interpreters the recipe adds
-    internal = false                     # true: the service alone uses the image, and there is no template of this name
-    from = "base"                        # another recipe; a recipe without it needs [debian]
-
-    [debian]
-    suite = "bookworm"                   # with `from`, suite and variant are those of the other recipe by default
-    variant = "apt"                      # mmdebstrap(1), VARIANTS
-    packages = ["python3"]
-    exclude = ["/usr/share/man/*"]       # files that are not installed (dpkg(1), --path-exclude), except those in `include`
-    include = []
-
-    [python]
-    lock = "name.lock"                   # a file in the folder of the recipe: pip's requirements format, with hashes on every line
-
-    [npm]
-    lock = "name.npm.lock"               # npm's package-lock.json, with a hash of every package and without addresses
-    scripts = []                         # names of the packages whose install scripts run, inside the image and without network
-
-    [env]                                # environment variables of every process in the sandbox
-    [files]                              # absolute path = text; the mode is 0644, or 0755 if the text begins with "#!"
-
-    [[run]]                              # a command that runs inside the image, without network, after all parts but [npm] are built; repeatable
-    user = "root"                        # or "user"
-    argv = ["python3", "-c", "import this"]
+:mod:`sandlot.images.recipe_files` reads recipes from files.
 
 Invariants:
 - A recipe names no host. Packages come from the indexes that the machine is configured to use.
-- An unknown key is an error, so that a misspelt key is noticed.
 - Two recipes with the same :func:`image_key` build the same image, whatever their names.
 """
 
@@ -40,26 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
-from pathlib import Path
-from typing import Any, TypeVar
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError
-from sandlot.model.specs import User, check_env
+from sandlot.model.languages import LANGUAGES, Language
+from sandlot.model.specs import User
 
-GENERATION = 3
+GENERATION = 4
 """Part of every image key. Raise this number when a change of the builder makes it build another image from the same recipe."""
-
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_SUITE = re.compile(r"[a-z][a-z0-9-]{0,30}")
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-_KINDS: Mapping[type, str] = {str: "text", bool: "boolean", list: "list", dict: "table"}
-_Value = TypeVar("_Value")
-_VARIANTS = ("extract", "custom", "essential", "apt", "required", "minbase", "important", "standard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +92,7 @@ class Recipe:
         files: Text of each file to create, by absolute path inside the image.
         run: Commands that run at the end of the build, in this order.
         languages: Names of the languages whose compilers and interpreters the recipe adds.
+        memory_bytes: Memory limit of sandboxes whose request names none. None: that of the parent, or of the service.
         internal: True if the service alone uses the image, which is then no template.
     """
 
@@ -141,103 +106,14 @@ class Recipe:
     files: Mapping[str, str] = field(default_factory=dict)
     run: tuple[Step, ...] = ()
     languages: tuple[str, ...] = ()
+    memory_bytes: int | None = None
     internal: bool = False
-
-
-def parse(name: str, text: str, locks: Mapping[str, str]) -> Recipe:
-    """Parse a recipe.
-
-    Args:
-        name: Name of the recipe: 1 to 63 characters of ``a-z 0-9 -``.
-        text: Text of the TOML file.
-        locks: Text of the lock files in the folder of the recipe, by file name.
-
-    Raises:
-        InvalidRequestError: The text is not TOML, or has an unknown key or an invalid value.
-    """
-    if not NAME.fullmatch(name):
-        raise InvalidRequestError(f"The recipe name {name!r} is not valid.", hint="Use 1 to 63 characters of a-z, 0-9 and '-'.")
-    try:
-        table = _Table(f"recipe {name}", tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequestError(f"The recipe {name} is not valid TOML: {error}.") from None
-    debian = table.table("debian")
-    python, npm = table.table("python"), table.table("npm")
-    parent = table.text("from") or None
-    recipe = Recipe(
-        name=name,
-        description=table.text("description"),
-        debian=_debian(debian, has_parent=parent is not None) if debian is not None else None,
-        parent=parent,
-        lock=_lock(python, locks) if python is not None else "",
-        npm=_npm(npm, locks) if npm is not None else None,
-        env=table.text_table("env"),
-        files=table.text_table("files"),
-        run=tuple(_step(step) for step in table.tables("run")),
-        languages=table.text_list("languages"),
-        internal=table.flag("internal"),
-    )
-    table.done()
-    if recipe.debian is None and recipe.parent is None:
-        raise InvalidRequestError(f"The recipe {name} has neither `[debian]` nor `from`.", hint="Use one of them, or both.")
-    if recipe.debian is not None and recipe.parent is None and not recipe.debian.suite:
-        raise InvalidRequestError(f"The recipe {name} has no `suite` in [debian].", hint='Use a name such as "bookworm".')
-    check_env(recipe.env)
-    for path in recipe.files:
-        if not path.startswith("/") or any(part in {"", ".", ".."} for part in path[1:].split("/")):
-            raise InvalidRequestError(f"The path {path!r} in [files] of the recipe {name} is not valid.", hint="Use an absolute path without '..'.")
-    return recipe
-
-
-def with_aliases(recipes: Mapping[str, Recipe], aliases: Mapping[str, str]) -> Mapping[str, Recipe]:
-    """Return recipes with further names for some of them. An alias takes the place of a recipe of its name.
-
-    Args:
-        recipes: Recipes by name.
-        aliases: Name of the recipe that each alias stands for.
-
-    Raises:
-        NotFoundError: An alias stands for a name without a template.
-    """
-    found = {alias: lineage(recipes, name)[-1] for alias, name in aliases.items()}
-    return {**recipes, **{alias: replace(recipe, name=alias) for alias, recipe in found.items()}}
-
-
-def builtin() -> Mapping[str, Recipe]:
-    """Return the recipes of the templates that come with Sandlot, by name."""
-    return {name: recipe for name, recipe in shipped().items() if not recipe.internal}
-
-
-def shipped() -> Mapping[str, Recipe]:
-    """Return all recipes that come with Sandlot, internal ones included, by name."""
-    return _read(
-        {
-            entry.name: entry.read_text(encoding="utf-8")
-            for entry in (resources.files("sandlot.images") / "recipes").iterdir()
-            if entry.name.endswith((".toml", ".lock"))
-        }
-    )
-
-
-def load_folder(folder: Path) -> Mapping[str, Recipe]:
-    """Load all recipes of a folder: each ``NAME.toml``, with the lock files in the same folder. Return the recipes by name.
-
-    Raises:
-        InvalidRequestError: A recipe is invalid, or the folder cannot be read.
-    """
-    try:
-        return _read({entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.suffix in {".toml", ".lock"}})
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidRequestError(
-            f"The recipes in {folder} cannot be read: {reason}.", hint="Name a folder with recipes, or unset SANDLOT_RECIPES_DIR."
-        ) from None
 
 
 def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
     """Return a recipe and its ancestors. The recipe itself is last, and each recipe follows its parent.
 
-    A recipe with a parent and Debian packages is combined with its ancestors, and is the first of the line.
+    A recipe with a parent and Debian packages is combined with its ancestors (:func:`combine`), so the result begins with it.
 
     Args:
         recipes: All known recipes by name.
@@ -247,12 +123,14 @@ def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
         NotFoundError: There is no recipe of this name, or the parent of a recipe does not exist.
         InvalidRequestError: A recipe is its own ancestor.
     """
-    line: list[Recipe] = []
+    ancestors: list[Recipe] = []
     wanted: str | None = name
     while wanted is not None:
         recipe = recipes.get(wanted)
         if recipe is None:
-            message = f"There is no template {wanted!r}." if not line else f"The parent {wanted!r} of the recipe {line[-1].name} does not exist."
+            message = (
+                f"There is no template {wanted!r}." if not ancestors else f"The parent {wanted!r} of the recipe {ancestors[-1].name} does not exist."
+            )
             templates = sorted(name for name, recipe in recipes.items() if not recipe.internal)
             known = ", ".join(templates) or "none"
             raise NotFoundError(
@@ -261,33 +139,33 @@ def lineage(recipes: Mapping[str, Recipe], name: str) -> tuple[Recipe, ...]:
                 hint=f"Use one of these templates: {known}.",
                 fields={"template": wanted, "known": templates},
             )
-        if recipe in line:
-            raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*line, recipe])}.")
-        line.append(recipe)
+        if recipe in ancestors:
+            raise InvalidRequestError(f"The recipe {recipe.name} is its own ancestor: {' <- '.join(r.name for r in [*ancestors, recipe])}.")
+        ancestors.append(recipe)
         wanted = recipe.parent
-    whole: list[Recipe] = []
-    for recipe in reversed(line):
-        if recipe.debian is not None and whole:
-            whole = [combine([*whole, recipe])]
+    combined: list[Recipe] = []
+    for recipe in reversed(ancestors):
+        if recipe.debian is not None and combined:
+            combined = [combine([*combined, recipe])]
         else:
-            whole.append(recipe)
-    return tuple(whole)
+            combined.append(recipe)
+    return tuple(combined)
 
 
-def combine(line: Sequence[Recipe]) -> Recipe:
+def combine(lineage: Sequence[Recipe]) -> Recipe:
     """Return one recipe with the parts of several, without a parent. Its name, description and visibility are those of the last.
 
-    A lock of npm replaces the locks before it.
+    The Python locks add up. A lock of npm describes all packages of an image, so it replaces the locks before it.
 
     Args:
-        line: The recipes, each after its parent. The first begins with Debian packages.
+        lineage: The recipes, each after its parent. The first begins with Debian packages.
     """
-    tables = [recipe.debian for recipe in line if recipe.debian is not None]
+    tables = [recipe.debian for recipe in lineage if recipe.debian is not None]
     files: dict[str, str] = {}
-    for recipe in line:
+    for recipe in lineage:
         files.update(recipe.files)
     return replace(
-        line[-1],
+        lineage[-1],
         debian=Debian(
             suite=[table.suite for table in tables if table.suite][-1],
             variant=[table.variant for table in tables if table.variant][-1],
@@ -296,149 +174,66 @@ def combine(line: Sequence[Recipe]) -> Recipe:
             include=_union(table.include for table in tables),
         ),
         parent=None,
-        lock="\n".join(recipe.lock for recipe in line if recipe.lock),
-        npm=next((recipe.npm for recipe in reversed(line) if recipe.npm is not None), None),
-        env=environment(line),
+        lock="\n".join(recipe.lock for recipe in lineage if recipe.lock),
+        npm=next((recipe.npm for recipe in reversed(lineage) if recipe.npm is not None), None),
+        env=environment(lineage),
         files=files,
-        run=tuple(step for recipe in line for step in recipe.run),
-        languages=_union(recipe.languages for recipe in line),
+        run=tuple(step for recipe in lineage for step in recipe.run),
+        languages=_union(recipe.languages for recipe in lineage),
+        memory_bytes=memory_bytes(lineage),
     )
 
 
-def environment(line: Sequence[Recipe]) -> dict[str, str]:
+def environment(lineage: Sequence[Recipe]) -> dict[str, str]:
     """Return the environment variables of every process in sandboxes of a recipe. Variables of a recipe override those of its ancestors.
 
     Args:
-        line: The recipe and its ancestors, as :func:`lineage` returns them.
+        lineage: The recipe and its ancestors, as :func:`lineage` returns them.
     """
     env: dict[str, str] = {}
-    for recipe in line:
+    for recipe in lineage:
         env.update(recipe.env)
     return env
 
 
-def image_key(line: Sequence[Recipe], architecture: str) -> str:
-    """Return the key of an image: the SHA-256, in hexadecimal, of everything that the image is built from.
-
-    The key does not depend on names and descriptions of recipes, nor on environment variables, which are not part of the image.
+def languages_of(lineage: Sequence[Recipe]) -> tuple[Language, ...]:
+    """Return the languages whose compilers and interpreters an image has, in the order of the table of languages.
 
     Args:
-        line: The recipe and its ancestors, as :func:`lineage` returns them.
+        lineage: The recipe and its ancestors, as :func:`lineage` returns them.
+    """
+    names = {name for recipe in lineage for name in recipe.languages}
+    return tuple(language for language in LANGUAGES if language.name in names)
+
+
+def memory_bytes(lineage: Sequence[Recipe]) -> int | None:
+    """Return the memory limit of sandboxes of a recipe whose request names none; None: that of the service.
+
+    Args:
+        lineage: The recipe and its ancestors, as :func:`lineage` returns them.
+    """
+    return next((recipe.memory_bytes for recipe in reversed(lineage) if recipe.memory_bytes is not None), None)
+
+
+def image_key(lineage: Sequence[Recipe], architecture: str) -> str:
+    """Return the key of an image: the SHA-256, in hexadecimal, of everything that the image is built from.
+
+    The key does not depend on names and descriptions of recipes, nor on environment variables and limits, which are not part of the image.
+
+    Args:
+        lineage: The recipe and its ancestors, as :func:`lineage` returns them.
         architecture: Debian's name of the machine's architecture, such as ``amd64``.
     """
     parts = []
-    for recipe in line:
+    for recipe in lineage:
         content = asdict(recipe)
-        for name in ("name", "description", "parent", "env", "languages", "internal"):
+        for name in ("name", "description", "parent", "env", "languages", "memory_bytes", "internal"):
             del content[name]
         if recipe.npm is None:
-            del content["npm"]  # keys of images without packages of npm are those of versions that had none
+            del content["npm"]  # keeps the keys of images from before recipes had [npm]; remove when GENERATION is raised
         parts.append(content)
     return hashlib.sha256(json.dumps([GENERATION, architecture, parts], sort_keys=True).encode()).hexdigest()
 
 
-def _read(files: Mapping[str, str]) -> Mapping[str, Recipe]:
-    names = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
-    return {name: parse(name, files[f"{name}.toml"], files) for name in names}
-
-
 def _union(lists: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for each in lists for text in each))
-
-
-def _debian(table: _Table, *, has_parent: bool) -> Debian:
-    debian = Debian(
-        suite=table.text("suite"),
-        variant=table.text("variant") or ("" if has_parent else "apt"),
-        packages=table.text_list("packages"),
-        exclude=table.text_list("exclude"),
-        include=table.text_list("include"),
-    )
-    table.done()
-    if debian.suite and not _SUITE.fullmatch(debian.suite):
-        raise InvalidRequestError(f"The suite {debian.suite!r} of {table.where} is not a valid suite name.", hint='Use a name such as "bookworm".')
-    if debian.variant and debian.variant not in _VARIANTS:
-        raise InvalidRequestError(f"The variant {debian.variant!r} of {table.where} is not known.", hint=f"Use one of: {', '.join(_VARIANTS)}.")
-    for package in debian.packages:
-        if not _PACKAGE.fullmatch(package):
-            raise InvalidRequestError(f"{package!r} in {table.where} is not the name of a Debian package.")
-    for pattern in (*debian.exclude, *debian.include):
-        if not pattern.startswith("/") or "\n" in pattern:
-            raise InvalidRequestError(f"The path pattern {pattern!r} in {table.where} must be an absolute path without line breaks.")
-    return debian
-
-
-def _lock(table: _Table, locks: Mapping[str, str]) -> str:
-    name = table.text("lock")
-    table.done()
-    if name not in locks or not name.endswith(".lock"):
-        raise InvalidRequestError(f"The lock file {name!r} of {table.where} does not exist.", hint="Name a .lock file in the folder of the recipe.")
-    return locks[name]
-
-
-def _npm(table: _Table, locks: Mapping[str, str]) -> Npm:
-    scripts = table.text_list("scripts")
-    npm = Npm(_lock(table, locks), scripts)
-    try:
-        entries = [entry for path, entry in json.loads(npm.lock)["packages"].items() if path]
-        valid = bool(npm.packages) and all(entry["integrity"] and "resolved" not in entry for entry in entries)
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
-        raise InvalidRequestError(f"The lock file of {table.where} is not a package-lock.json with hashes and without addresses.")
-    return npm
-
-
-def _step(table: _Table) -> Step:
-    argv, user = table.text_list("argv"), table.text("user") or "root"
-    table.done()
-    if not argv:
-        raise InvalidRequestError(f"A step of {table.where} has no `argv`.", hint="Set `argv` to the program and its arguments.")
-    if user not in {"root", "user"}:
-        raise InvalidRequestError(f"A step of {table.where} has the `user` {user!r}; it must be 'root' or 'user'.")
-    return Step(argv=argv, user=User(user))
-
-
-class _Table:
-    """A TOML table that is read key by key. ``done`` raises an error if the table has a key that was not read.
-
-    Args:
-        where: Description of the table for error messages.
-        values: Values of the table by key.
-    """
-
-    def __init__(self, where: str, values: dict[str, Any]) -> None:
-        self.where = where
-        self._values = dict(values)
-
-    def text(self, name: str) -> str:
-        return self._take(name, str, "")
-
-    def flag(self, name: str) -> bool:
-        return self._take(name, bool, False)
-
-    def text_list(self, name: str) -> tuple[str, ...]:
-        values = self._take(name, list, [])
-        return tuple(self._each(name, value, str) for value in values)
-
-    def text_table(self, name: str) -> dict[str, str]:
-        values = self._take(name, dict, {})
-        return {key: self._each(f"{name}.{key}", value, str) for key, value in values.items()}
-
-    def table(self, name: str) -> _Table | None:
-        return _Table(f"[{name}] in the {self.where}", self._take(name, dict, {})) if name in self._values else None
-
-    def tables(self, name: str) -> list[_Table]:
-        return [_Table(f"[[{name}]] in the {self.where}", self._each(name, value, dict)) for value in self._take(name, list, [])]
-
-    def done(self) -> None:
-        if self._values:
-            raise InvalidRequestError(f"Unknown keys in the {self.where.removeprefix('the ')}: {', '.join(sorted(self._values))}.")
-
-    def _take(self, name: str, kind: type[_Value], default: _Value) -> _Value:
-        return self._each(name, self._values.pop(name, default), kind)
-
-    def _each(self, name: str, value: object, kind: type[_Value]) -> _Value:
-        if not isinstance(value, kind):
-            raise InvalidRequestError(f"{name} in the {self.where.removeprefix('the ')} must be a {_KINDS[kind]}, not {value!r}.")
-        return value

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandlot.images import tree
-from sandlot.images.plan import USER_ID
+from sandlot.images.command_lines import USER_ID
 from sandlot.link.payload import GUEST_ROOT, INTERPRETER_ARGV
 from sandlot.model.errors import InvalidRequestError
-from sandlot.model.specs import WORKSPACE
+from sandlot.model.paths import WORKSPACE
 
 HOME = "/home/user"
 OUTPUT = "/output"
@@ -93,6 +93,8 @@ _DEVICES: Mapping[str, tuple[int, int]] = {"null": (1, 3), "zero": (1, 5), "full
 
 def apply_layout(root: Path, files: Mapping[str, str]) -> None:
     """Create the user, the folders, ``sudo`` and the files of a recipe in a tree. Idempotent.
+
+    :func:`sandlot.builds.merge_program.layout.apply_layout` does the same in a sandbox for images of users; a change here is needed there, too.
 
     Args:
         root: Folder that contains the tree.

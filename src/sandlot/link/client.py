@@ -22,9 +22,10 @@ from sandlot.link.tunnels import Tunnel
 from sandlot.link.turns import LinkTurns
 from sandlot.link.types import LinkClosed, LinkClosedReason
 from sandlot.model.errors import ConflictError, ErrorCode, SandboxEndedError
+from sandlot.model.paths import WORKSPACE
 from sandlot.model.ports import ByteStream
 from sandlot.model.sandboxes import GuestStatus
-from sandlot.model.specs import WORKSPACE
+from sandlot.model.specs import User
 
 HANDSHAKE_TIMEOUT_S = 30.0
 QUIESCE_TIMEOUT_S = 30.0
@@ -109,6 +110,7 @@ class Link:
         env: Mapping[str, str],
         pids: int,
         deadline_s: float | None,
+        user: User = User.USER,
         workspace: str = WORKSPACE,
         memory_bytes: int | None = None,
         local_domains: Sequence[str] = (),
@@ -124,6 +126,7 @@ class Link:
             env: Environment variables for every program in the sandbox.
             pids: Maximum number of processes and threads.
             deadline_s: Seconds from now until the guest ends by itself; None sets no deadline. :meth:`set_deadline` can change the deadline.
+            user: User that code runs as.
             workspace: Default working folder.
             local_domains: Domains of :meth:`set_local_domains`.
             memory_bytes: Memory limit of the sandbox in bytes; None if unknown. In gVisor, the guest kills the largest process
@@ -151,6 +154,7 @@ class Link:
             "processors": processors,
             "deadline_s": deadline_s,
             "workspace": workspace,
+            "user": user.value,
             "local_domains": list(local_domains),
         }
         python = await self._session.request("guest.wake", args, parse.python, while_asleep=True)

@@ -70,7 +70,7 @@ class KernelRequests:
 
         Args:
             id: Id of the context.
-            language: python, bash or javascript.
+            language: python, javascript, typescript, bash or r.
             cwd: Absolute path of the folder in which the kernel starts; None for the workspace.
             env: Environment variables for the kernel, in addition to the environment of the sandbox.
 

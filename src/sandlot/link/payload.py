@@ -12,10 +12,13 @@ Layout below ``/.sandlot``::
     lib/python3.X/lib-dynload/    extension modules
     lib/python3XX.zip             modules of the standard library that the guest needs, byte code, uncompressed
     bin/python3                   the interpreter
+    bin/first                     the first program of a sandbox (``first_program.py``), which becomes the guest
+    bin/measured                  launcher of programs whose memory is measured (``measuring_launcher.py``)
     guest.zip                     sandlot.protocol and sandlot.guest with sandlot.guest.helpers, byte code, uncompressed
     helpers/                      sudo.py with values.py (guest's interpreter)
     kernel_programs/              python/kernel.py with sandlot_kernel/ and values.py (image's python), bash/kernel.py with values.py
-                                  (guest's interpreter) and init.bash (image's bash), javascript/ (image's node)
+                                  (guest's interpreter) and init.bash (image's bash), javascript/ (image's node), r/kernel.py (guest's
+                                  interpreter) and r/kernel.R (image's R)
 """
 
 from __future__ import annotations
@@ -24,12 +27,21 @@ import hashlib
 from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
+from types import MappingProxyType
+
+from sandlot.link.first_program import first_program
+from sandlot.link.measuring_launcher import measuring_launcher
 
 GUEST_ROOT = "/.sandlot"
 VOLUMES = "volumes"
 """Name of an empty folder in ``GUEST_ROOT``. The driver mounts the volumes of a sandbox in it, and the guest bind-mounts each volume at its path."""
 INTERPRETER_ARGV = (f"{GUEST_ROOT}/lib/ld.so", "--library-path", f"{GUEST_ROOT}/lib", f"{GUEST_ROOT}/bin/python3", "-SI")
+FIRST_PROGRAM = "bin/first"
+"""Path below ``/.sandlot``."""
+MACHINE_CODE: Mapping[str, bytes] = MappingProxyType({FIRST_PROGRAM: first_program(), "bin/measured": measuring_launcher()})
+"""Programs that are ELF files, by their paths below ``/.sandlot``."""
 GUEST_ARGV = (
+    f"{GUEST_ROOT}/{FIRST_PROGRAM}",
     *INTERPRETER_ARGV,
     "-c",
     f"import sys; sys.path.insert(0, '{GUEST_ROOT}/guest.zip'); from sandlot.guest.main import main; main()",
@@ -41,7 +53,7 @@ _SUDO = "helpers/sudo.py"
 
 _KERNEL_PROGRAMS = "kernel_programs"
 _KERNEL_PACKAGE = f"{_KERNEL_PROGRAMS}/python/sandlot_kernel"
-_ON_GUEST_INTERPRETER = ("helpers/", f"{_KERNEL_PROGRAMS}/bash/kernel.py", f"{_KERNEL_PROGRAMS}/bash/values.py")
+_ON_GUEST_INTERPRETER = ("helpers/", f"{_KERNEL_PROGRAMS}/bash/kernel.py", f"{_KERNEL_PROGRAMS}/bash/values.py", f"{_KERNEL_PROGRAMS}/r/kernel.py")
 _VALUES_BESIDE = ("helpers", f"{_KERNEL_PROGRAMS}/python", f"{_KERNEL_PROGRAMS}/bash", _KERNEL_PACKAGE)
 """Folders of programs that encode or decode messages. Each of these folders gets a copy of ``protocol/values.py``."""
 
@@ -91,7 +103,7 @@ def programs() -> Mapping[str, bytes]:
 
 
 def runs_on_the_image(path: str) -> bool:
-    """Return True if a program runs on the python, bash or node of the image, False if it runs on the guest's interpreter.
+    """Return True if a program runs on the python, bash, node or R of the image, False if it runs on the guest's interpreter.
 
     Args:
         path: Path below ``/.sandlot``, as :func:`programs` returns it.
@@ -102,7 +114,7 @@ def runs_on_the_image(path: str) -> bool:
 def digest() -> str:
     """Return the SHA-256 of all modules and programs, in hexadecimal. Two services with the same digest ship the same guest."""
     total = hashlib.sha256()
-    for name, text in sorted({**guest_sources(), **programs()}.items()):
+    for name, text in sorted({**guest_sources(), **programs(), **MACHINE_CODE}.items()):
         total.update(f"{name}\0{len(text)}\0".encode() + text)
     return total.hexdigest()
 

@@ -235,6 +235,7 @@ class ProcessRequests:
             "rows": spec.rows,
             "cols": spec.cols,
             "hidden": spec.hidden,
+            "measured": spec.measured,
         }
         self._session.check_usable()
         call_id, stdin = bytes.fromhex(process), spec.stdin or spec.pty

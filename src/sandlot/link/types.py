@@ -82,7 +82,7 @@ class KernelInfo:
 
     Args:
         kernel: Id of the context.
-        language: python, bash or javascript.
+        language: python, javascript, typescript, bash or r.
         cwd: Folder in which the kernel starts.
         state: State of the kernel: starting, idle, busy or stopped. The next cell of a stopped context starts a new kernel.
         execution_count: Number of cells that the kernel has run.

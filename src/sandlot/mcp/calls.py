@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sandlot.mcp import tools
-from sandlot.mcp.conversations import Conversation
 from sandlot.mcp.host import CreateOptions, SandboxHost
+from sandlot.mcp.session_sandboxes import SessionSandbox
 from sandlot.model.errors import SandlotError
 from sandlot.toolset import output
 from sandlot.toolset.backend import OnOutput, ToolBackend
@@ -49,16 +49,16 @@ class Call:
     is_streamed: Callable[[], bool] = lambda: False
 
 
-async def run_call(call: Call, host: SandboxHost, conversation: Conversation | None) -> ToolResult:
+async def run_call(call: Call, host: SandboxHost, session_sandbox: SessionSandbox | None) -> ToolResult:
     """Run a tool call.
 
     Args:
         call: The call.
         host: Sandboxes of the caller.
-        conversation: Conversation that keeps a sandbox. None: a call without a sandbox gets a new one.
+        session_sandbox: Sandbox of the session. None: a call without a sandbox gets a new one.
     """
     if call.name in tools.IN_SANDBOX:
-        return await _run_in_sandbox(call, host, conversation)
+        return await _run_in_sandbox(call, host, session_sandbox)
     tool = tools.ABOUT_SANDBOXES.get(call.name)
     if tool is None:
         return output.invalid_call(f"There is no tool {call.name[:60]!r}. The tools are {', '.join(tools.ALL)}.")
@@ -70,7 +70,7 @@ async def run_call(call: Call, host: SandboxHost, conversation: Conversation | N
         return output.error_result(error)
 
 
-async def _run_in_sandbox(call: Call, host: SandboxHost, conversation: Conversation | None) -> ToolResult:
+async def _run_in_sandbox(call: Call, host: SandboxHost, session_sandbox: SessionSandbox | None) -> ToolResult:
     try:
         arguments = parse_arguments(tools.IN_SANDBOX[call.name].parameters, call.arguments)
     except ArgumentsError as error:
@@ -84,9 +84,9 @@ async def _run_in_sandbox(call: Call, host: SandboxHost, conversation: Conversat
         if wanted is not None:
             backend = await host.open(wanted)
         else:
-            backend, is_new = await (conversation or Conversation()).open(host)
+            backend, is_new = await (session_sandbox or SessionSandbox()).open(host)
             if is_new:
-                note = f"[sandbox {backend.id} was created{'' if conversation else '; pass it as `sandbox` to continue there'}]"
+                note = f"[sandbox {backend.id} was created{'' if session_sandbox else '; pass it as `sandbox` to continue there'}]"
         opened.append(backend)
         return backend
 
@@ -94,9 +94,9 @@ async def _run_in_sandbox(call: Call, host: SandboxHost, conversation: Conversat
     if result.images and call.is_streamed():
         other = json.dumps([result.text, result.structured], ensure_ascii=False).encode(errors="replace")
         result = await without_large_images(opened[0], result, MAX_EVENT_BYTES - ENVELOPE_BYTES - len(other))
-    sandbox = opened[0].id if opened else wanted or (conversation.sandbox if conversation is not None else None)
-    if result.sandbox_ended and wanted is None and conversation is not None and sandbox is not None:
-        conversation.forget(sandbox)
+    sandbox = opened[0].id if opened else wanted or (session_sandbox.sandbox if session_sandbox is not None else None)
+    if result.sandbox_ended and wanted is None and session_sandbox is not None and sandbox is not None:
+        session_sandbox.forget(sandbox)
         note = "[The next call without `sandbox` starts a new sandbox.]"
     content = (*result.content, Text(note)) if note else result.content
     structured = dict(result.structured) if sandbox is None else {"sandbox": sandbox, **result.structured}

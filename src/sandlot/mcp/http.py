@@ -1,6 +1,6 @@
-"""MCP over streamable HTTP: sessions of the SDK behind the keys of the service.
+"""MCP over streamable HTTP: sessions of the MCP SDK behind the keys of the service.
 
-The SDK and pydantic's models take half a second to import, so the first request imports them, in a thread.
+The MCP SDK and pydantic's models take half a second to import, so the first request imports them, in a thread.
 
 Invariants:
 - A request has been authenticated before it gets here. A session belongs to the key that opened it; to other keys it does not exist.
@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from sandlot.mcp.http_security import refused
+from sandlot.mcp.http_security import find_refusal
 from sandlot.model.access import Principal
 from sandlot.web.dependencies import cancel_on_disconnect
 
@@ -33,7 +33,7 @@ class McpService:
 
     Args:
         stop: Event that ends the service, and with it all sessions.
-        allowed_hosts: Host names of the service, see :func:`sandlot.mcp.http_security.refused`.
+        allowed_hosts: Host names of the service, see :func:`sandlot.mcp.http_security.find_refusal`.
     """
 
     def __init__(self, stop: asyncio.Event, allowed_hosts: tuple[str, ...] = ()) -> None:
@@ -61,7 +61,7 @@ class McpEndpoint:
 
     Args:
         module: Module with a function ``create_http_server``, which takes the :class:`sandlot.mcp.http_sessions.Sessions` and returns the server.
-        has_sessions: Clients of the older revisions get sessions. False: each request stands alone, and the response is JSON.
+        has_sessions: Clients of the revisions with sessions get sessions. False: each request stands alone, and the response is JSON.
     """
 
     def __init__(self, module: str, *, has_sessions: bool = True) -> None:
@@ -74,17 +74,17 @@ class McpEndpoint:
         service: McpService = request.app.state.mcp
         principal: Principal = scope["state"]["principal"]
         server = scope.get("server")
-        refusal = refused(scope["headers"], None if server is None or server[1] is None else server[0], service.allowed_hosts)
+        refusal = find_refusal(scope["headers"], None if server is None or server[1] is None else server[0], service.allowed_hosts)
         if refusal is not None:
             status, reason = refusal
             await JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": reason}}, status)(scope, receive, send)
             return
         sessions = await service.sessions(self)
         if self.has_sessions:
-            await sessions.handle(_accepting(scope), receive, send, principal)
+            await sessions.handle(_with_accept_header(scope), receive, send, principal)
         else:
             body = await receive()  # the whole body
-            answering = sessions.handle(_accepting(scope), _replayed(body), send, principal)
+            answering = sessions.handle(_with_accept_header(scope), _replayed(body), send, principal)
             await cancel_on_disconnect(Request(scope, receive), answering)
 
 
@@ -100,8 +100,8 @@ def _replayed(body: Message) -> Receive:
     return receive
 
 
-def _accepting(scope: Scope) -> Scope:
-    """Return a scope in which a client that accepts anything, or does not say what, accepts what the protocol requires of clients."""
+def _with_accept_header(scope: Scope) -> Scope:
+    """Return the scope with the header ``Accept`` that the protocol requires, if the client sent none or ``*/*``."""
     if any(name == b"accept" and value not in {b"", b"*/*"} for name, value in scope["headers"]):
         return scope
     headers = [(name, value) for name, value in scope["headers"] if name != b"accept"]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 MISDIRECTED, FORBIDDEN = 421, 403
 
 
-def refused(headers: Iterable[tuple[bytes, bytes]], local_address: str | None, allowed_hosts: Collection[str]) -> tuple[int, str] | None:
+def find_refusal(headers: Iterable[tuple[bytes, bytes]], local_address: str | None, allowed_hosts: Collection[str]) -> tuple[int, str] | None:
     """Return the status and the reason with which a request is refused; None if it is allowed.
 
     Args:

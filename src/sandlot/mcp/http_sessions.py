@@ -1,4 +1,4 @@
-"""Sessions of streamable HTTP on the official SDK, and the server of the endpoint ``/mcp`` on the node."""
+"""Sessions of streamable HTTP on the MCP SDK, and the server of the endpoint ``/mcp`` on the node."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from sandlot.mcp.conversations import Conversations
 from sandlot.mcp.hosts.node import NodeHost
 from sandlot.mcp.http import MAX_BODY_BYTES
-from sandlot.mcp.server import Caller, Context, create_server, has_progress
+from sandlot.mcp.server import CallScope, Context, create_server, wants_progress
+from sandlot.mcp.session_sandboxes import SessionSandboxes
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 
 MAX_SESSIONS: Final = 2000
-"""A session takes 44 KB of memory (measured)."""
-SHARES: Final = 4
-"""A key may have a quarter of the sessions."""
+"""Maximum sessions of an endpoint. A session takes 44 KB of memory (measured)."""
+MAX_SESSIONS_PER_OWNER: Final = MAX_SESSIONS // 4
 SESSION_IDLE_S: Final = 30 * 60.0
 
 _RESPONSE: Final = "mcp_response"
@@ -38,7 +37,7 @@ _RESPONSE: Final = "mcp_response"
 
 
 class PendingResponse:
-    """Response of one request. The memory of its results is taken from the share of its key until the request has been answered.
+    """Response to one request, whose results take memory from the budget of the owner until they have been sent.
 
     Attributes:
         is_streamed: True if the response has begun as a stream of server-sent events.
@@ -54,21 +53,21 @@ class PendingResponse:
         """Take memory. Nothing is taken for a request whose client is gone, because its results are dropped.
 
         Raises:
-            UnavailableError: The share is used up (``busy``).
+            UnavailableError: The budget is used up (``busy``).
         """
         if not self._is_over:
             self._budget.take(size_bytes)
             self._taken_bytes += size_bytes
 
-    def watched(self, send: Send) -> Send:
-        """Return a function that sends the response, and notices its form."""
+    def wrap_send(self, send: Send) -> Send:
+        """Return a function that sends the response and sets ``is_streamed``."""
 
-        async def watch(message: Message) -> None:
+        async def send_and_inspect(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.is_streamed = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
             await send(message)
 
-        return watch
+        return send_and_inspect
 
     def close(self) -> None:
         """Give the memory back."""
@@ -82,14 +81,14 @@ class Sessions:
 
     Args:
         create: Function that returns the server of the sessions.
-        has_sessions: Clients of the older revisions get sessions.
+        has_sessions: Clients of the revisions with sessions get sessions.
 
     Attributes:
-        conversations: Sandboxes that the sessions keep.
+        session_sandboxes: Sandboxes of the sessions.
     """
 
     def __init__(self, create: Callable[[Sessions], Server[Any]], *, has_sessions: bool = True) -> None:
-        self.conversations = Conversations(MAX_SESSIONS)
+        self.session_sandboxes = SessionSandboxes(MAX_SESSIONS)
         self._manager = StreamableHTTPSessionManager(
             create(self),
             stateless=not has_sessions,
@@ -110,23 +109,23 @@ class Sessions:
         """Answer an authenticated request."""
         user = AuthenticatedUser(AccessToken(token=principal.owner, client_id=principal.owner, scopes=[]))
         if not self._has_room(Request(scope), principal.owner):
-            reason = f"The API key has {MAX_SESSIONS // SHARES} open sessions. Close sessions that are not used."
+            reason = f"The API key has {MAX_SESSIONS_PER_OWNER} open sessions. Close sessions that are not used."
             await JSONResponse({"jsonrpc": "2.0", "id": None, "error": {"code": INTERNAL_ERROR, "message": reason}}, 503)(scope, receive, send)
             return
         response = scope["state"][_RESPONSE] = PendingResponse(HTTPConnection(scope).app.state.node.buffers.of(principal.owner))
         try:
-            await self._manager.handle_request({**scope, "user": user}, receive, response.watched(send))
+            await self._manager.handle_request({**scope, "user": user}, receive, response.wrap_send(send))
         finally:
             response.close()
         if scope["method"] == "DELETE":
             await self._end(Request(scope))
 
     def _has_room(self, request: Request, owner: str) -> bool:
-        """Return False if the request would open a session beyond the share of its key."""
+        """Return False if the request would open a session beyond the maximum of its owner."""
         if request.headers.get(MCP_SESSION_ID_HEADER) is not None or request.headers.get(MCP_PROTOCOL_VERSION_HEADER) in MODERN_PROTOCOL_VERSIONS:
             return True
-        owners = self._manager._session_owners  # noqa: SLF001 - the SDK counts all sessions together
-        return sum(each["client_id"] == owner for each in owners.values()) < MAX_SESSIONS // SHARES
+        owners = self._manager._session_owners  # noqa: SLF001 - the MCP SDK counts all sessions together
+        return sum(each["client_id"] == owner for each in owners.values()) < MAX_SESSIONS_PER_OWNER
 
     async def _run(self, stop: asyncio.Event, started: asyncio.Future[None]) -> None:
         async with self._manager.run():
@@ -135,14 +134,14 @@ class Sessions:
 
     async def _end(self, request: Request) -> None:
         session = request.headers.get(MCP_SESSION_ID_HEADER, "")
-        conversation = self.conversations.pop(conversation_key(request, session))
-        if conversation is not None:
-            await conversation.end(_host(request))
+        session_sandbox = self.session_sandboxes.pop(session_key(request, session))
+        if session_sandbox is not None:
+            await session_sandbox.end(_host(request))
 
 
 def create_http_server(sessions: Sessions) -> Server[Any]:
-    """Return the server of ``/mcp``, whose callers have the sandboxes of their keys on this node."""
-    return create_server(partial(_caller, sessions.conversations))
+    """Return the server of ``/mcp``, which offers each caller the sandboxes of its key on this node."""
+    return create_server(partial(_scope, sessions.session_sandboxes))
 
 
 def request_of(context: Context) -> Request:
@@ -156,21 +155,21 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
-def conversation_key(request: Request, session: str) -> str:
-    """Return the key of the conversation of a session, which no other owner can name."""
+def session_key(request: Request, session: str) -> str:
+    """Return the key of a session, which no other owner can name."""
     return f"{principal_of(request).owner} {session}"
 
 
-def _caller(conversations: Conversations, context: Context) -> Caller:
+def _scope(session_sandboxes: SessionSandboxes, context: Context) -> CallScope:
     request = request_of(context)
     session = request.headers.get(MCP_SESSION_ID_HEADER)
     is_stateless = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-    conversation = None if session is None or is_stateless else conversations.get(conversation_key(request, session))
+    session_sandbox = None if session is None or is_stateless else session_sandboxes.get(session_key(request, session))
     keys, owner = request.app.state.service.api_keys, principal_of(request).owner
     response: PendingResponse = request.scope["state"][_RESPONSE]
-    # A session always gets a stream. The stateless revision begins one with the first report of progress, or after 15 s.
-    begins_streamed = not is_stateless or has_progress(context)
-    return Caller(_host(request), conversation, lambda: keys.working_for(owner), response.take, lambda: begins_streamed or response.is_streamed)
+    # A session always gets a stream. The revision without sessions begins one with the first report of progress, or after 15 s.
+    begins_streamed = not is_stateless or wants_progress(context)
+    return CallScope(_host(request), session_sandbox, lambda: keys.working_for(owner), response.take, lambda: begins_streamed or response.is_streamed)
 
 
 def _host(request: Request) -> NodeHost:

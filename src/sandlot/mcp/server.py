@@ -1,7 +1,7 @@
-"""The protocol's side of the MCP server, on the official SDK: both eras of the protocol, with sessions and without.
+"""The protocol's side of the MCP server, on the MCP SDK: the revisions of the protocol with sessions, and the one without (2026-07-28).
 
 Invariants:
-- A tool call runs in a task of asyncio. The SDK cancels with cancel scopes of anyio, in which each await of a cleanup would be cancelled again.
+- A tool call runs in a task of asyncio. The MCP SDK cancels with cancel scopes of anyio, in which each await of a cleanup would be cancelled again.
 - A cancelled call has ended its program before the server answers anything else about the call.
 - An error of a tool is a result that a model can read. Only a call without a known tool, and a resource, have errors of the protocol.
 """
@@ -24,8 +24,8 @@ from mcp.shared.exceptions import MCPError
 from sandlot import __version__
 from sandlot.mcp import resources, tools
 from sandlot.mcp.calls import Call, run_call
-from sandlot.mcp.conversations import Conversation
 from sandlot.mcp.host import SandboxHost
+from sandlot.mcp.session_sandboxes import SessionSandbox
 from sandlot.model.errors import SandlotError
 from sandlot.toolset.output import Image, Text, ToolResult, error_result
 
@@ -45,36 +45,36 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Caller of a request.
+class CallScope:
+    """Sandboxes, permission and memory of one request.
 
     Args:
-        host: Sandboxes of the caller.
-        conversation: Conversation of the session; None if the request has no session.
-        working: Returns a context for the work of the call. It raises an error in the task of the call when the caller loses the permission.
+        host: Sandboxes of the scope.
+        session_sandbox: Sandbox of the session; None if the request has no session.
+        working: Returns a context manager for the work of the call, which ends the work with an error once the API key is revoked.
         take_memory: Takes memory in bytes for a result until it has been sent. It raises an error if the caller has taken too much.
-        is_streamed: Returns True if the response of the request is a stream of server-sent events.
+        is_streamed: Returns True if the response to the request is a stream of server-sent events.
     """
 
     host: SandboxHost
-    conversation: Conversation | None
+    session_sandbox: SessionSandbox | None
     working: Callable[[], AbstractContextManager[None]] = nullcontext
     take_memory: Callable[[int], None] = lambda _: None
     is_streamed: Callable[[], bool] = lambda: False
 
 
-def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
+def create_server(scope_of: Callable[[Context], CallScope]) -> Server[Any]:
     """Return a server with all tools.
 
     Args:
-        caller_of: Function that finds the caller of a request.
+        scope_of: Function that returns the scope of a request.
     """
 
     async def list_tools(_context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=_TOOLS)
 
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        return await _call_tool(context, params, caller_of(context))
+        return await _call_tool(context, params, scope_of(context))
 
     async def list_resources(_context: Context, _params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         return types.ListResourcesResult(resources=[])  # the files of all sandboxes are too many for a list
@@ -83,7 +83,7 @@ def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
         return types.ListResourceTemplatesResult(resource_templates=[_TEMPLATE])
 
     async def read_resource(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        return await _read_resource(caller_of(context), str(params.uri))
+        return await _read_resource(scope_of(context), str(params.uri))
 
     return Server(
         NAME,
@@ -98,23 +98,23 @@ def create_server(caller_of: Callable[[Context], Caller]) -> Server[Any]:
     )
 
 
-async def _call_tool(context: Context, params: types.CallToolRequestParams, caller: Caller) -> types.CallToolResult:
+async def _call_tool(context: Context, params: types.CallToolRequestParams, scope: CallScope) -> types.CallToolResult:
     progress = _Progress(context)
-    call = Call(params.name, params.arguments or {}, progress.add if progress.is_wanted else None, caller.is_streamed)
+    call = Call(params.name, params.arguments or {}, progress.add if progress.is_wanted else None, scope.is_streamed)
 
     async def work() -> ToolResult:
         try:
-            with caller.working():
-                result = await progress.reported(run_call(call, caller.host, caller.conversation))
-                caller.take_memory(COPIES * result.size_chars)
+            with scope.working():
+                result = await progress.report_during(run_call(call, scope.host, scope.session_sandbox))
+                scope.take_memory(COPIES * result.size_chars)
                 return result
         except SandlotError as error:  # the permission of the caller ended, or there is no memory for the result
             return error_result(error)
 
-    return call_result(await isolated(work()))
+    return call_result(await run_in_own_task(work()))
 
 
-async def isolated(work: Coroutine[Any, Any, T]) -> T:
+async def run_in_own_task(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a task of asyncio, which is cancelled once, and which has ended when this call ends."""
     task = asyncio.ensure_future(work)
     try:
@@ -149,13 +149,13 @@ def _link(sandbox: str, path: str, media_type: str, description: str) -> types.R
     return types.ResourceLink(uri=uri, name=path.rpartition("/")[2], mime_type=media_type, description=description)
 
 
-async def _read_resource(caller: Caller, uri: str) -> types.ReadResourceResult:
+async def _read_resource(scope: CallScope, uri: str) -> types.ReadResourceResult:
     file = resources.parse_uri(uri)
     if file is None:
         raise MCPError(RESOURCE_NOT_FOUND, f"There is no resource {uri[:200]!r}. Resources have the form {resources.TEMPLATE}.", {"uri": uri[:1000]})
     try:
-        content = await isolated(resources.read(caller.host, file))
-        caller.take_memory(COPIES * len(content))
+        content = await run_in_own_task(resources.read(scope.host, file))
+        scope.take_memory(COPIES * len(content))
     except SandlotError as error:
         raise MCPError(RESOURCE_NOT_FOUND, str(error), {"uri": uri[:1000], "code": str(error.code), "fault": str(error.fault)}) from None
     kind = resources.media_type(file.path)
@@ -168,7 +168,7 @@ async def _read_resource(caller: Caller, uri: str) -> types.ReadResourceResult:
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=kind, text=text)])
 
 
-def has_progress(context: Context) -> bool:
+def wants_progress(context: Context) -> bool:
     """Return True if the client of a request wants to know its progress."""
     return (context.meta or {}).get("progress_token") is not None
 
@@ -179,7 +179,7 @@ class _Progress:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._line = ""
-        self.is_wanted = has_progress(context)
+        self.is_wanted = wants_progress(context)
 
     def add(self, text: str) -> None:
         """Take a piece of output."""
@@ -187,7 +187,7 @@ class _Progress:
         if lines:
             self._line = lines[-1][-MAX_LINE_CHARS:]
 
-    async def reported(self, work: Coroutine[Any, Any, T]) -> T:
+    async def report_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of the call, and report its progress meanwhile."""
         if not self.is_wanted:
             return await work

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mcp.server.stdio import stdio_server
 
-from sandlot.mcp.conversations import Conversation
 from sandlot.mcp.host import TIMEOUT_S
 from sandlot.mcp.hosts.sdk import SdkHost
-from sandlot.mcp.server import Caller, create_server
+from sandlot.mcp.server import CallScope, create_server
+from sandlot.mcp.session_sandboxes import SessionSandbox
 from sandlot.sdk import AsyncClient
 
 
@@ -21,10 +21,10 @@ async def serve_stdio(*, url: str | None = None, api_key: str | None = None, tem
         timeout_s: Timeout of the sandboxes.
     """
     async with AsyncClient(url=url, api_key=api_key) as client:
-        host, conversation = SdkHost(client, template=template, timeout_s=timeout_s), Conversation()
-        server = create_server(lambda _: Caller(host, conversation))
+        host, session_sandbox = SdkHost(client, template=template, timeout_s=timeout_s), SessionSandbox()
+        server = create_server(lambda _: CallScope(host, session_sandbox))
         try:
             async with stdio_server() as (read, write):
                 await server.run(read, write, server.create_initialization_options())
         finally:
-            await conversation.end(host)
+            await session_sandbox.end(host)

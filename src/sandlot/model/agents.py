@@ -64,7 +64,7 @@ class AgentRecord:
         config: Current configuration.
         created_at: Time of the creation.
         updated_at: Time of the last update.
-        archived_at: Time of the archival, after which the agent gets no new sessions; None: the agent is not archived.
+        archived_at: Time of the archival, after which the agent gets no new sessions and no changes; None: the agent is not archived.
     """
 
     id: AgentId

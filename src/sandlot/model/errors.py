@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from sandlot.model.faults import Fault, known_fault
 
@@ -187,6 +187,10 @@ FAULTS: Mapping[ErrorCode, Fault] = MappingProxyType(
     }
 )
 """Code -> fault class. A test checks that the table has every code."""
+
+
+SANDBOX_GONE: Final = frozenset({ErrorCode.SANDBOX_ENDED, ErrorCode.SANDBOX_NOT_FOUND})
+"""Codes of errors about a sandbox that does not exist any more."""
 
 
 class SandlotError(Exception):

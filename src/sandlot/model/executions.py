@@ -433,7 +433,7 @@ class Context:
 
     Args:
         id: Id of the context.
-        language: ``python``, ``bash`` or ``javascript``.
+        language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``.
         cwd: Working directory in which the kernel started.
         state: ``starting``, ``idle``, ``busy`` or ``stopped``. If the context is stopped, the next cell starts its kernel.
         execution_count: Number of cells that have run.

@@ -1,7 +1,7 @@
 """Fault classes: the cause of a failed request, run or sandbox, by which a client decides what to do.
 
 The class of an error follows from its code (``model/errors.py``), that of a sandbox from the reason of its end (``model/ports.py``), that of a run
-from its status (``model/executions.py``) and that of a one-shot program from its verdict (``core/oneshot/verdict.py``). The tables are total. Classes
+from its status (``model/executions.py``) and that of a program from its verdict (``core/programs/verdict.py``). The tables are total. Classes
 are computed when a value is read and are not stored.
 """
 

@@ -34,12 +34,14 @@ class ImageAlias:
         repository: Repository of the images.
         tag: Pattern of the tags, in which ``*`` means any text.
         target: Name of a template, a reference, or ``none``.
+        user: Name of the user with the id 1000 that the images have and the template lacks; empty: there is none.
     """
 
     registry: str
     repository: str
     tag: str
     target: str
+    user: str = ""
 
     def match(self, reference: ImageReference) -> str | None:
         """Return the target for an image, or None if the alias does not fit. A reference with a digest names exact content and has no alias."""
@@ -57,11 +59,13 @@ class AliasedBase:
         reference: The image that the client has named.
         template: Name of the template that the build starts from; empty: it starts from ``image``.
         image: Image that the build starts from.
+        user: As in :class:`ImageAlias`.
     """
 
     reference: ImageReference
     template: str = ""
     image: ImageReference | None = None
+    user: str = ""
 
     @property
     def notice(self) -> str:
@@ -93,7 +97,7 @@ class ImageAliases:
                 if target == NO_ALIAS:
                     return None
                 if _TEMPLATE.fullmatch(target):
-                    return AliasedBase(reference, template=target)
+                    return AliasedBase(reference, template=target, user=alias.user)
                 return AliasedBase(reference, image=parse_reference(target))
         return None
 
@@ -107,7 +111,7 @@ def parse_aliases(items: Iterable[str]) -> tuple[ImageAlias, ...]:
     return tuple(map(_parse_alias, items))
 
 
-def _parse_alias(text: str) -> ImageAlias:
+def _parse_alias(text: str, user: str = "") -> ImageAlias:
     pattern, _, target = text.partition("=")
     name, _, tag = pattern.rpartition(":") if ":" in pattern.rpartition("/")[2] else (pattern, "", "*")
     try:
@@ -118,19 +122,23 @@ def _parse_alias(text: str) -> ImageAlias:
         raise ValueError(f"{text[:100]!r} is not {SYNTAX}") from None
     if image.digest or not _TAG_PATTERN.fullmatch(tag):
         raise ValueError(f"{text[:100]!r} is not {SYNTAX}")
-    return ImageAlias(image.registry, image.repository, tag, target)
+    return ImageAlias(image.registry, image.repository, tag, target, user)
 
 
-DEFAULT_ALIASES: Final = parse_aliases(
-    (
-        "python:*alpine*=none",  # programs for Alpine need its C library and its package manager
-        "node:*alpine*=none",
-        "python=base",
-        "node=base",
-        "debian=base",
-        "ubuntu:22.04=base",
-        "e2bdev/base=base",
-        "e2bdev/code-interpreter=code-interpreter",
-    )
+DEFAULT_ALIASES: Final = (
+    *parse_aliases(
+        (
+            "python:*alpine*=none",  # programs for Alpine need its C library and its package manager
+            "node:*alpine*=none",
+            "golang:*alpine*=none",
+            "python=base",
+            "debian=base",
+            "golang=languages",
+            "ubuntu:22.04=base",
+            "e2bdev/base=base",
+            "e2bdev/code-interpreter=code-interpreter",
+        )
+    ),
+    _parse_alias("node=base", user="node"),
 )
-"""Aliases of every service: the defaults of E2B's clients, as far as the built-in templates can stand for them."""
+"""Aliases of every service: images that many Dockerfiles and E2B's clients start from, as far as the built-in templates can stand for them."""

@@ -40,13 +40,13 @@ class InstallParams:
     Args:
         manager: Package manager.
         packages: 1 to 100 requirements in the syntax of the package manager. For pip also ``-r FILE``, with a path in the sandbox.
-        user: User that the package manager runs as; apt always runs as root.
+        user: User that the package manager runs as; None: that of the sandbox. apt always runs as root.
         timeout_s: Seconds until the package manager is killed; None sets no timeout.
     """
 
     manager: Manager
     packages: tuple[str, ...]
-    user: User = User.USER
+    user: User | None = None
     timeout_s: float | None = DEFAULT_INSTALL_TIMEOUT_S
 
     def __post_init__(self) -> None:

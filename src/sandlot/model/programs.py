@@ -1,28 +1,30 @@
-"""One-shot runs: parameters, results and batches. The parameters are frozen, and their constructor refuses invalid values."""
+"""Programs that run once: parameters, results and batches. The parameters are frozen, and their constructor refuses invalid values."""
 
 from __future__ import annotations
 
+import copy
 import math
 import posixpath
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import ProcessId
+from sandlot.model.java_source import Source
 from sandlot.model.languages import language_of
-from sandlot.model.sandboxes import AUTO
+from sandlot.model.paths import WORKSPACE
+from sandlot.model.sandboxes import AUTO, LimitsChange
 from sandlot.model.specs import (
     DEFAULT_COMMAND_TIMEOUT_S,
     KIB,
     MAX_CODE_BYTES,
     MIB,
-    WORKSPACE,
-    Limits,
     check_env,
     check_path,
+    check_range,
     check_text,
 )
 
@@ -40,7 +42,7 @@ COMPILE_OUTPUT_BYTES = 64 * KIB
 DEFAULT_TOLERANCE = 1e-6
 KILLED_EXIT_CODE = 128 + signals.SIGKILL
 """Exit code of a killed program, as in a shell."""
-MAX_ITEMS = 1000
+MAX_BATCH_ITEMS = 1000
 DEFAULT_CONCURRENCY = 4
 MAX_CONCURRENCY = 32
 
@@ -59,7 +61,7 @@ class Comparison(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Input with which a program is run, beside others.
+    """One test case of a program: an input, and optionally the output that the program must write for it.
 
     Args:
         stdin: Complete standard input.
@@ -75,29 +77,30 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class OneShotParams:
+class ProgramParams:
     """Program to run, and its limits.
 
     Args:
         language: Name or alias of a language.
         code: Code of the program, at most 4 MiB.
         stdin: Complete standard input.
-        cases: Inputs with which the program is run one after the other, instead of ``stdin`` and ``expected_output``, at most 100. The program is
-            compiled once. Each case has its own working directory, and the timeout and the output limit apply to each case.
-        check_types: True to check the types of a TypeScript program before it is compiled.
         timeout_s: Seconds until the program and all its processes are killed, at most 3600.
         files: Path -> content of each file to write before the program starts. Relative paths start in the working directory.
         env: Environment variables, in addition to those of the template.
         expected_output: Expected standard output. None: the output is not graded.
         comparison: Method by which the standard output is compared with the expected output.
         tolerance: Largest difference at which a numeric comparison treats two numbers as equal. The difference is relative if the absolute value of
-            the expected number is above 1.
+            the expected number is above 1: ``abs(number - expected) <= tolerance * max(1, abs(expected))``.
         output_bytes: Maximum number of bytes, up to 8 MiB, that the program may write to standard output. The same limit applies to standard
             error. A program that writes more is killed.
-        limits: Limits of the sandbox.
-        template: Template of the sandbox. None: the default template, or the first built-in template that has the compiler of the language.
+        limits: Limits of the sandbox that differ from the defaults of the template.
+        template: Template of the sandbox. None: ``pick_template`` (``core/programs/templates.py``) picks one that has the language.
         isolation: ``auto`` or an isolation that the operator allows.
+        metadata: Metadata of the sandbox.
         origin: API of the request: ``native`` or the name of a compatibility API.
+        cases: Inputs with which the program is run one after the other, instead of ``stdin`` and ``expected_output``, at most 100. The program is
+            compiled once. Each case has its own working directory, and the timeout and the output limit apply to each case.
+        check_types: True to check the types of a TypeScript program before it is compiled.
     """
 
     language: str
@@ -110,15 +113,15 @@ class OneShotParams:
     comparison: Comparison = Comparison.TRIMMED
     tolerance: float = DEFAULT_TOLERANCE
     output_bytes: int = DEFAULT_OUTPUT_BYTES
-    limits: Limits = field(default_factory=Limits)
+    limits: LimitsChange = field(default_factory=LimitsChange)
     template: str | None = None
     isolation: str = AUTO
     metadata: Mapping[str, str] = field(default_factory=dict)
     origin: str = "native"
     cases: tuple[Case, ...] = ()
     check_types: bool = False
-    filename: str = field(init=False, compare=False)
-    """File name of the code."""
+    source: Source = field(init=False, compare=False)
+    """Names of the file with the code."""
 
     def __post_init__(self) -> None:
         language = language_of(self.language)
@@ -130,36 +133,43 @@ class OneShotParams:
                 hint="Move data from the code to `files`.",
                 fields={"field": "code", "bytes": size, "max_bytes": MAX_CODE_BYTES},
             )
-        object.__setattr__(self, "filename", language.filename_of(self.code))
+        object.__setattr__(self, "source", language.source_of(self.code))
         check_env(self.env)
         check_tolerance(self.tolerance)
-        _check_range("timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
-        _check_range("output_bytes", self.output_bytes, 1, MAX_OUTPUT_BYTES)
-        _check_files(self.files, self.program)
-        if self.check_types and not language.check_types:
+        check_range("timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+        check_range("output_bytes", self.output_bytes, 1, MAX_OUTPUT_BYTES)
+        _check_files(self.files, self.program_path)
+        if self.check_types and not language.type_check_argv:
             raise InvalidRequestError(
                 f"`check_types` has no meaning for {language.title}.", hint="Use it for TypeScript only.", fields={"field": "check_types"}
             )
         _check_cases(self)
 
     @property
-    def program(self) -> str:
+    def program_path(self) -> str:
         """Path of the code inside the sandbox."""
-        return f"{WORKSPACE}/{self.filename}"
+        return f"{WORKSPACE}/{self.source.filename}"
 
-    def for_case(self, index: int) -> OneShotParams:
+    @property
+    def runs(self) -> int:
+        """Number of runs of the program: one for each case, and one without cases."""
+        return max(1, len(self.cases))
+
+    def for_case(self, index: int) -> ProgramParams:
         """Return the parameters of a run with one of the cases; those of the program itself if it has no cases."""
         if not self.cases:
             return self
-        case = self.cases[index]
-        return replace(
-            self,
-            cases=(),
-            stdin=case.stdin,
-            expected_output=case.expected_output,
-            comparison=case.comparison or self.comparison,
-            tolerance=self.tolerance if case.tolerance is None else case.tolerance,
-        )
+        case, params = self.cases[index], copy.copy(self)  # replace() would validate the fields, and search a Java class in the code, once more
+        changes = {
+            "cases": (),
+            "stdin": case.stdin,
+            "expected_output": case.expected_output,
+            "comparison": case.comparison or self.comparison,
+            "tolerance": self.tolerance if case.tolerance is None else case.tolerance,
+        }
+        for name, value in changes.items():
+            object.__setattr__(params, name, value)
+        return params
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -184,7 +194,7 @@ def _check_files(files: Mapping[str, bytes], program: str) -> None:
             )
 
 
-def _check_cases(params: OneShotParams) -> None:
+def _check_cases(params: ProgramParams) -> None:
     if len(params.cases) > MAX_CASES:
         raise InvalidRequestError(
             f"`cases` has {len(params.cases)} cases; at most {MAX_CASES} are allowed.",
@@ -200,19 +210,17 @@ def _check_cases(params: OneShotParams) -> None:
     for case in params.cases:
         if case.tolerance is not None:
             check_tolerance(case.tolerance)
-    if params.cases and any(posixpath.normpath(path).startswith("../") for path in params.files):
+    outside = next((path for path in params.files if posixpath.normpath(path).startswith("../")), None)
+    if params.cases and outside is not None:
         raise InvalidRequestError(
-            "A file of a program with cases is outside of the working directory.", hint="Use an absolute path.", fields={"field": "files"}
+            f"`files` has the relative path {outside[:64]!r}, which is outside of the working directory of a case.",
+            hint="Pass an absolute path, or a path inside the working directory.",
+            fields={"field": "files"},
         )
 
 
-def _check_range(name: str, value: float, smallest: float, largest: float) -> None:
-    if not smallest <= value <= largest:  # NaN is refused too, because no comparison with NaN is true
-        raise InvalidRequestError(f"`{name}` is {value:g}; it must be from {smallest:g} to {largest:g}.", fields={"field": name})
-
-
-class Status(StrEnum):
-    """Outcome of a one-shot run."""
+class ProgramStatus(StrEnum):
+    """Status of the run of a program."""
 
     COMPLETED = "completed"
     """The program exited with 0. Its output is the expected output, if one was given."""
@@ -221,25 +229,27 @@ class Status(StrEnum):
     COMPILE_ERROR = "compile_error"
     """The compiler refused the program, or an interpreted program failed and its code has a syntax error."""
     RUNTIME_ERROR = "runtime_error"
-    """The program exited with another code than 0, or a signal ended the program."""
+    """The program exited with another code than 0, a signal ended the program, or its compiler wrote no file that can be executed."""
     TIMEOUT = "timeout"
     """The program was killed at its timeout."""
     MEMORY_EXCEEDED = "memory_exceeded"
-    """The program, one of its processes or the whole sandbox was killed at the memory limit, and the program failed. If a process was killed
-    but the program exited with 0, the program has handled the loss and is graded like any other."""
+    """The program failed, and the program, one of its processes or the whole sandbox was killed at the memory limit. Or the program failed, and its
+    standard error has the text with which the runtime of its language reports lack of memory (``Language.out_of_memory``). A program that exits with
+    0 is graded, even if one of its processes was killed."""
     OUTPUT_LIMIT = "output_limit"
     """The program was killed because it wrote more than ``output_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Result of a one-shot run.
+class ProgramResult:
+    """Result of the run of a program.
 
     Args:
         status: Outcome of the run.
         stdout: Standard output, up to the output limit.
         stderr: Standard error, up to the output limit.
-        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program, 124 if its timeout ended the program.
+        exit_code: Exit code as in a shell: 128 + signal if a signal ended the program, 124 if its timeout ended the program, 126 if
+            the compiled program cannot be executed.
         signal: Number of the signal that ended the program; None if the program exited.
         duration_s: Seconds from the start to the end of the program.
         cpu_s: Processor time of the program and of the children that it waited for; None if unknown.
@@ -249,11 +259,11 @@ class Result:
         fault: Fault class of the outcome; None if the status is ``completed``.
         compile_output: Output of the compiler or of the syntax check, at most 64 KiB.
         cases: Results of the cases, in their order, if the program has cases. The fields above are then those of the first case that is not
-            completed, or of the last case; ``duration_s`` and ``cpu_s`` are sums, and ``peak_bytes`` is the largest of all cases. Empty after a
-            compile error.
+            completed, or of the last case; ``duration_s`` and ``cpu_s`` are sums, and ``peak_bytes`` is the largest of all cases. Empty if the
+            program has a compile error. If only a later sandbox cannot compile the program, the remaining cases have the compile error.
     """
 
-    status: Status
+    status: ProgramStatus
     language: str
     stdout: str
     stderr: str
@@ -266,16 +276,16 @@ class Result:
     execution: ProcessId | None = None
     fault: Fault | None = None
     compile_output: str = ""
-    cases: tuple[Result, ...] = ()
+    cases: tuple[ProgramResult, ...] = ()
 
     @property
     def timed_out(self) -> bool:
         """True if the timeout of the program ended it."""
-        return self.status is Status.TIMEOUT
+        return self.status is ProgramStatus.TIMEOUT
 
     @property
     def held_bytes(self) -> int:
-        """Approximate memory that the result takes, in bytes."""
+        """Approximate memory that the result takes, in bytes: one for each character, and 1 KiB."""
         return len(self.stdout) + len(self.stderr) + len(self.compile_output) + KIB + sum(case.held_bytes for case in self.cases)
 
 
@@ -288,21 +298,21 @@ class BatchItem:
     """
 
     index: int
-    outcome: Result | SandlotError
+    outcome: ProgramResult | SandlotError
 
 
 def check_batch(items: int, concurrency: int) -> None:
     """Refuse a batch that is empty or too large.
 
     Args:
-        items: Number of programs, 1 to ``MAX_ITEMS``.
+        items: Number of programs, 1 to ``MAX_BATCH_ITEMS``.
         concurrency: Maximum number of programs that run at once, 1 to ``MAX_CONCURRENCY``.
 
     Raises:
         InvalidRequestError: One of the numbers is out of bounds.
     """
     for name, value, most, hint in (
-        ("items", items, MAX_ITEMS, "Send at least one program, and split a larger batch into several batches."),
+        ("items", items, MAX_BATCH_ITEMS, "Send at least one program, and split a larger batch into several batches."),
         ("concurrency", concurrency, MAX_CONCURRENCY, f"Pass a concurrency from 1 to {MAX_CONCURRENCY}."),
     ):
         if not 1 <= value <= most:

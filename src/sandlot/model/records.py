@@ -108,7 +108,7 @@ class SnapshotRecord:
         created_at: Time of the request.
         ready: True if the snapshot is complete and synced to disk. A service removes unfinished snapshots when it starts.
         size_bytes: Size on disk; 0 until the snapshot is ready.
-        layer: True if a memory snapshot also contains the files in a form from which a sandbox can boot when the memory cannot be restored.
+        has_overlay: True if a memory snapshot also contains the files in a form from which a sandbox can boot when the memory cannot be restored.
         problem: Reason why no sandbox can be started from the snapshot, for people; empty if no problem is known.
         idempotency_key: Idempotency key of the request.
         request_digest: SHA-256 of the request, in hexadecimal.
@@ -123,7 +123,7 @@ class SnapshotRecord:
     created_at: datetime
     ready: bool = False
     size_bytes: int = 0
-    layer: bool = False
+    has_overlay: bool = False
     problem: str = ""
     idempotency_key: str | None = None
     request_digest: str | None = None

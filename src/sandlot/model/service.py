@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.ids import NodeId
 from sandlot.model.ports import Resources
+from sandlot.model.specs import Limits
 
 METRICS_MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of the metrics in the text format of Prometheus."""
@@ -60,6 +62,8 @@ class TemplateInfo:
         building: Current step of the build, as a text for users; None if no build is running.
         id: Id of a template of a user; empty for a built-in template.
         owner: Owner; ``LOCAL`` for a built-in template and for those of the operator.
+        languages: Versions of the compilers and interpreters by the names of their languages, None until the image is built; empty if not known.
+        limits: Limits of sandboxes and pools whose requests name none.
     """
 
     name: str
@@ -68,3 +72,5 @@ class TemplateInfo:
     building: str | None = None
     id: str = ""
     owner: OwnerId = LOCAL
+    languages: Mapping[str, str | None] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)

@@ -26,14 +26,14 @@ class Grant:
         method: One of ``URL_METHODS``: ``GET`` to read the file, ``PUT`` to write it.
         sandbox: Id of the sandbox.
         path: Absolute path inside the sandbox.
-        user: User that reads or writes the file.
+        user: User that reads or writes the file. None: that of the sandbox.
         lifetime_s: Seconds until the URL expires, 1 to 604,800.
     """
 
     method: str
     sandbox: str
     path: str
-    user: User = User.USER
+    user: User | None = None
     lifetime_s: float = DEFAULT_URL_LIFETIME_S
 
 

@@ -17,8 +17,9 @@ from typing import ClassVar, Final
 from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import ErrorCode, InternalError, InvalidRequestError, LimitError, NotFoundError
 from sandlot.model.ids import CONTEXT_ID, SandboxId, SnapshotId
-from sandlot.model.languages import CONTEXT_LANGUAGES, DEFAULT_CONTEXTS
+from sandlot.model.languages import CONTEXT_LANGUAGES, DEFAULT_CONTEXT_IDS, LANGUAGES_TEMPLATE
 from sandlot.model.network import MAX_PORT, NetworkPolicy
+from sandlot.model.paths import WORKSPACE
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,7 +30,6 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_COMMAND_TIMEOUT_S = 60.0
 DEFAULT_INSTALL_TIMEOUT_S = 300.0
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
-WORKSPACE = "/workspace"
 
 MAX_CODE_BYTES = 4 * MIB
 """Largest size in bytes of the code of one cell."""
@@ -138,10 +138,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse limits that are out of range."""
-        _bounded("cpus", self.cpus, *CPUS_RANGE)
+        check_range("cpus", self.cpus, *CPUS_RANGE)
         check_size("memory_bytes", self.memory_bytes, *MEMORY_RANGE_BYTES)
         check_size("disk_bytes", self.disk_bytes, *DISK_RANGE_BYTES)
-        _bounded("pids", self.pids, MIN_PIDS, MAX_PIDS)
+        check_range("pids", self.pids, MIN_PIDS, MAX_PIDS)
 
     @property
     def processors(self) -> int:
@@ -238,11 +238,21 @@ class TemplateRef:
         owner: Owner of the template; ``LOCAL`` for a built-in template.
         name: Name of the template. Names of different owners are independent.
         digest: Digest of the root file system of the build; empty: the current build.
+        build: Id of the build of a user, whose settings apply; empty: the current build, or a built-in template. Builds with other settings can have
+            the same root file system.
+        tag: Tag of a template of a user that names the current build; empty: ``default``, or the reference names a build.
     """
 
     owner: OwnerId
     name: str
     digest: str = ""
+    build: str = ""
+    tag: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Name that a request gives for the template: ``NAME``, or ``NAME:TAG`` if the reference has a tag."""
+        return f"{self.name}:{self.tag}" if self.tag else self.name
 
     @property
     def label(self) -> str:
@@ -252,7 +262,7 @@ class TemplateRef:
     @property
     def current(self) -> TemplateRef:
         """Reference to the current build of the template."""
-        return replace(self, digest="")
+        return replace(self, digest="", build="")
 
 
 class RootKind(StrEnum):
@@ -296,6 +306,12 @@ class RootFs:
             raise InternalError(f"The root file system {self.digest[:19]} is an image.")
         return self.tree
 
+    def require_image(self) -> Path:
+        """Return the EROFS image of a root file system that is an image."""
+        if self.image is None:
+            raise InternalError(f"The root file system {self.digest[:19]} is a folder.")
+        return self.image
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -318,6 +334,8 @@ class SandboxSpec:
         id: Id of the sandbox.
         template: Template. Its digest is empty until the root file system is known.
         env: Environment of every process.
+        template_env: Environment that the build gave to the sandbox when it was first started, which ``env`` overrides. The sandbox, its snapshots
+            and its forks keep it when the build is deleted.
         metadata: Key-value pairs of the owner, stored and returned unchanged.
         limits: Limits of the sandbox.
         timeout_s: Seconds until the timeout passes, 1 second to 7 days; None: never (a persistent sandbox).
@@ -338,6 +356,7 @@ class SandboxSpec:
     id: SandboxId
     template: TemplateRef = TemplateRef(LOCAL, DEFAULT_TEMPLATE)
     env: Mapping[str, str] = field(default_factory=dict)
+    template_env: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     timeout_s: float | None = DEFAULT_TIMEOUT_S
@@ -368,9 +387,15 @@ class SandboxSpec:
         """Return the ``Host`` header that a program on a port sees behind a preview URL."""
         return (self.mask_request_host or f"localhost:{PORT_VARIABLE}").replace(PORT_VARIABLE, str(port))
 
-    def started_from(self, root: RootFs) -> SandboxSpec:
-        """Return the spec with the digest of the root file system that the sandbox is started from."""
-        return replace(self, template=replace(self.template, digest=root.digest))
+    def started_from(self, root: RootFs, build: str, env: Mapping[str, str]) -> SandboxSpec:
+        """Return the spec with the build that the sandbox is started from.
+
+        Args:
+            root: Root file system of the build.
+            build: Id of the build of a user; empty for a built-in template.
+            env: Environment of the build. A spec that has one from an earlier start or from a snapshot keeps it.
+        """
+        return replace(self, template=replace(self.template, digest=root.digest, build=build), template_env=self.template_env or env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +413,7 @@ class ProcessSpec:
         cols: Columns of a terminal, 1 to 65,535; None: no terminal. ``rows`` and ``cols`` must be set together.
         hidden: True for processes of the service itself, which are not listed.
         tag: Label that the client chose, 1 to 256 bytes, to find the process in the list; None: no label.
+        measured: True for a process whose peak memory does not begin at that of the guest. Its start takes about 2 ms longer.
     """
 
     argv: tuple[str, ...]
@@ -400,6 +426,7 @@ class ProcessSpec:
     cols: int | None = None
     hidden: bool = False
     tag: str | None = None
+    measured: bool = False
 
     @property
     def pty(self) -> bool:
@@ -432,7 +459,7 @@ class ProcessSpec:
         if self.cwd is not None:
             absolute_path(self.cwd, "/")
         if self.timeout_s is not None:
-            _bounded("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
+            check_range("timeout", self.timeout_s, 0.001, MAX_TIMEOUT_S)
         if self.rows is not None or self.cols is not None:
             check_terminal_size(self.rows, self.cols)
         if self.tag is not None and not 1 <= (size := len(check_text("tag", self.tag))) <= MAX_TAG_BYTES:
@@ -463,7 +490,7 @@ class CellSpec:
     @property
     def context_id(self) -> str:
         """Id of the context that runs the cell."""
-        return self.context or DEFAULT_CONTEXTS[self.language or "python"]
+        return self.context or DEFAULT_CONTEXT_IDS[self.language or "python"]
 
     def __post_init__(self) -> None:
         """Refuse a cell that no context can run."""
@@ -505,7 +532,8 @@ def context_language(name: str) -> str:
     if language is None:
         raise InvalidRequestError(
             f"Code in {name[:50]!r} cannot be run as a cell.",
-            hint=f"Use one of: {', '.join(CONTEXT_LANGUAGES)}. Run other languages as a command, from a file.",
+            hint=f"Use one of: {', '.join(CONTEXT_LANGUAGES)}. "
+            f"Run other languages with `programs.run`, or as commands in the template `{LANGUAGES_TEMPLATE}`.",
             fields={"field": "language"},
         )
     return language
@@ -517,7 +545,7 @@ def check_context_id(id_: str) -> str:
     Raises:
         NotFoundError: No context can have this id, because the id is malformed (``context_not_found``).
     """
-    if id_ not in DEFAULT_CONTEXTS.values() and not CONTEXT_ID.fullmatch(id_):
+    if id_ not in DEFAULT_CONTEXT_IDS.values() and not CONTEXT_ID.fullmatch(id_):
         raise context_not_found(id_)
     return id_
 
@@ -540,8 +568,8 @@ def check_terminal_size(rows: int | None, cols: int | None) -> None:
     """
     if rows is None or cols is None:
         raise InvalidRequestError("Only one of `rows` and `cols` is set.", hint="Set both, or neither.")
-    _bounded("rows", rows, 1, MAX_TERMINAL_SIZE)
-    _bounded("cols", cols, 1, MAX_TERMINAL_SIZE)
+    check_range("rows", rows, 1, MAX_TERMINAL_SIZE)
+    check_range("cols", cols, 1, MAX_TERMINAL_SIZE)
 
 
 def shell_argv(command: str) -> tuple[str, ...]:
@@ -694,10 +722,15 @@ def check_timeout(timeout_s: float) -> None:
     Raises:
         InvalidRequestError: The timeout is out of range.
     """
-    _bounded("timeout", timeout_s, 1, MAX_TIMEOUT_S)
+    check_range("timeout", timeout_s, 1, MAX_TIMEOUT_S)
 
 
-def _bounded(name: str, value: float, low: float, high: float) -> None:
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Check the number of a field.
+
+    Raises:
+        InvalidRequestError: The number is out of range.
+    """
     if not low <= value <= high:  # false for NaN as well
         # Write integers with all digits: as a number of bytes, 1.09951e+12 would be unreadable.
         given, least, most = (str(number) if isinstance(number, int) else f"{number:g}" for number in (value, low, high))

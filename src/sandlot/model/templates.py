@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -18,10 +18,13 @@ from typing import Final
 from sandlot.model.access import OwnerId
 from sandlot.model.ids import NodeId, TemplateId
 from sandlot.model.images import Layer
-from sandlot.model.specs import WORKSPACE, Limits, RootKind, User
+from sandlot.model.paths import WORKSPACE
+from sandlot.model.specs import Limits, RootKind, TemplateRef, User
 
 DEFAULT_TEMPLATE_TAG: Final = "default"
 """Tag of the build from which a sandbox starts if the request names no tag."""
+MAX_LINE_CHARS: Final = 4096
+"""Maximum length of a line of the log of a build. Longer lines are cut."""
 TEMPLATE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,126}[a-z0-9])?")
 TEMPLATE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -98,6 +101,7 @@ class TemplateDefaults:
         start_command: Command of the shell that runs in every sandbox from the beginning; empty for none.
         ready_command: Command of the shell that succeeds once the start command is ready; empty for none.
         digest: Digest of the root file system of the build; empty for a built-in template.
+        build: Id of the build; empty for a built-in template.
         languages: Names of the languages whose compilers and interpreters the template has; None if they are not known.
     """
 
@@ -108,6 +112,7 @@ class TemplateDefaults:
     start_command: str = ""
     ready_command: str = ""
     digest: str = ""
+    build: str = ""
     languages: frozenset[str] | None = None
 
     @property
@@ -116,6 +121,10 @@ class TemplateDefaults:
         if not self.start_command and not self.ready_command:
             return None
         return TemplateStart(self.start_command, self.ready_command, self.cwd, self.user)
+
+    def pin(self, template: TemplateRef) -> TemplateRef:
+        """Return a reference to the build that these defaults describe; for a built-in template, to the current build."""
+        return replace(template, digest=self.digest, build=self.build, tag="") if self.digest else template
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +226,7 @@ class BuildRecord:
             start_command=settings.start_command,
             ready_command=settings.ready_command,
             digest=digest,
+            build=self.id,
         )
 
 

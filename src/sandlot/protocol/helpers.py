@@ -21,11 +21,12 @@ watch      path, recursive, folders        ``watching``, ``by``, ``root``; then 
 changes    folders                         ``marked``; the host sends any message to end    more
                                            the period; then ``files``
 overlay    do; collect: paths; copy:       pack: ``folder``, and the host responds with     records; pack and collect: also
-           owner (empty: as in the layer)  ``names``, ``ctimes``, ``more``, or with         bytes
-                                           ``missing``; a layer. collect: a layer. apply,
-                                           copy: the host sends a layer
-volumes    gone, free, there               none                                             used
-reap       keep; None: only list           none                                             pids (of the processes that are left)
+           owner (empty: as packed)        ``names``, ``ctimes``, ``more``, or with         bytes
+                                           ``missing``; an overlay. collect: an overlay. apply,
+                                           copy: the host sends an overlay
+volumes    unbind, unbind_if_unused, bind  none                                             used
+cleanup    keep; None: only list           none                                             pids, files (that are left;
+                                                                                            None: too many to list)
 =========  ==============================  ===============================================  =================================
 """
 
@@ -37,7 +38,7 @@ WATCH = "watch"
 CHANGES = "changes"
 OVERLAY = "overlay"
 VOLUMES = "volumes"
-REAP = "reap"
+CLEANUP = "cleanup"
 READY = "ready"
 """Name of the helper with small versions of programs for ready commands. It has a command line and no messages."""
 
@@ -56,7 +57,7 @@ WATCH_EVENTS = ("created", "modified", "removed", "moved", "overflow")
 MAX_CHANGED_FILES = 1_000
 """Maximum number of files that the helper ``changes`` reports. If further files may have changed, the field ``more`` of the result is True."""
 
-PACK_LAYER, APPLY_LAYER, COLLECT_LAYER, COPY_LAYER = "pack", "apply", "collect", "copy"
+PACK_OVERLAY, APPLY_OVERLAY, COLLECT_OVERLAY, COPY_OVERLAY = "pack", "apply", "collect", "copy"
 """Values of the field ``do`` in the request of the helper ``overlay``."""
-LAYER_VERSION = 1
-"""Version of the layer format. A layer contains the changed files of a sandbox. Snapshots of kind ``files`` store a layer."""
+OVERLAY_VERSION = 1
+"""Version of the overlay format. An overlay contains the changed files of a sandbox. Snapshots of kind ``files`` store an overlay."""

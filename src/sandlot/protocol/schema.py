@@ -161,6 +161,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "processors": "int?",
             "deadline_s": "float?",
             "workspace": "str",
+            # User that code runs as: the default user of the template.
+            "user": "str",
             # As in ``guest.network``. None: no domain.
             "local_domains": "list[str]?",
         },
@@ -211,6 +213,8 @@ CALLS: dict[str, dict[str, Any]] = {
             "cols": "int?",
             # True to leave the process out of process.list, because the service started the process for its own purposes.
             "hidden": "bool?",
+            # True to start the process from a small one, so that its peak memory is not at least that of the guest. Ignored on a terminal.
+            "measured": "bool?",
         },
         # lost: ``bytes`` is the number of bytes of a channel (1 or 2) that the guest dropped before they could be sent.
         "events": {"started": {"pid": "int"}, "lost": {"channel": "int", "bytes": "int"}},
@@ -384,7 +388,7 @@ PROCESS_REASONS = ("exited", "signalled", "timeout", "pids", "oom")
 #: died: the cell's kernel ended by itself. oom: the cell's kernel was killed for lack of memory. aborted: the cell never ran.
 CELL_STATUSES = ("running", "ok", "error", "timeout", "killed", "died", "oom", "aborted")
 KERNEL_STATES = ("starting", "idle", "busy", "stopped")
-LANGUAGES = ("python", "bash", "javascript")
+LANGUAGES = ("python", "bash", "javascript", "typescript", "r")
 ENTRY_KINDS = ("file", "directory", "symlink", "other")
 
 

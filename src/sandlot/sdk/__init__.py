@@ -31,6 +31,7 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle
 from sandlot.sdk._async.commands import AsyncCommandHandle, AsyncCommands
 from sandlot.sdk._async.contexts import AsyncContexts
+from sandlot.sdk._async.desktop import AsyncDesktop
 from sandlot.sdk._async.events import AsyncEvents
 from sandlot.sdk._async.executions import AsyncExecutions
 from sandlot.sdk._async.file_store import AsyncFileStore
@@ -54,6 +55,7 @@ from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code import CodeHandle
 from sandlot.sdk._sync.commands import CommandHandle, Commands
 from sandlot.sdk._sync.contexts import Contexts
+from sandlot.sdk._sync.desktop import Desktop
 from sandlot.sdk._sync.events import Events
 from sandlot.sdk._sync.executions import Executions
 from sandlot.sdk._sync.file_store import FileStore
@@ -85,7 +87,7 @@ from sandlot.sdk.models.keys import CurrentKey, KeyInfo, NewKey, QuotaUsage
 from sandlot.sdk.models.network import Network, NetworkDestination, NetworkInfo, NetworkRefusal
 from sandlot.sdk.models.pools import PoolInfo, TemplateSnapshot
 from sandlot.sdk.models.processes import ChangedFile, CommandResult, Output, PrintedUrl, ProcessInfo
-from sandlot.sdk.models.programs import BatchItem, Case, Program, ProgramOptions, ProgramResult
+from sandlot.sdk.models.programs import BatchItem, Case, LanguageInfo, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.models.sandboxes import ListeningPort, SandboxInfo, SandboxState, Usage
 from sandlot.sdk.models.service import CapacityInfo, DriverCapability, DriverInfo, Resources, RuntimeInfo, ServiceStopResult, VersionInfo
 from sandlot.sdk.models.snapshots import ForkTree, ForkTreeNode, SnapshotInfo
@@ -108,6 +110,7 @@ __all__ = [
     "AsyncCommandHandle",
     "AsyncCommands",
     "AsyncContexts",
+    "AsyncDesktop",
     "AsyncEvents",
     "AsyncExecutions",
     "AsyncFileStore",
@@ -148,6 +151,7 @@ __all__ = [
     "Context",
     "Contexts",
     "CurrentKey",
+    "Desktop",
     "DriverCapability",
     "DriverInfo",
     "ErrorCode",
@@ -177,6 +181,7 @@ __all__ = [
     "InvalidRequestError",
     "KeyInfo",
     "Keys",
+    "LanguageInfo",
     "LimitError",
     "Limits",
     "ListeningPort",

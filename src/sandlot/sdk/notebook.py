@@ -22,6 +22,15 @@ from sandlot.sdk.models.executions import ExecutionInfo
 
 MAGICS: Final[Mapping[str, str]] = MappingProxyType({"python": "", "bash": "%%bash\n", "javascript": "%%script node\n"})
 """Language -> first line with which IPython runs code of the language. Code of other languages is commented out."""
+PYTHON: Final = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}, "language_info": {"name": "python"}}
+"""Metadata of a notebook for Jupyter's Python kernel."""
+KERNELS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = MappingProxyType(
+    {
+        "r": {"kernelspec": {"name": "ir", "display_name": "R", "language": "R"}, "language_info": {"name": "R"}},
+        "typescript": {"kernelspec": {"name": "deno", "display_name": "Deno", "language": "typescript"}, "language_info": {"name": "typescript"}},
+    }
+)
+"""Language that IPython cannot run -> metadata of a notebook whose cells are all of this language (IRkernel, Deno)."""
 RAISES: Final = "raises-exception"
 """Tag of a cell after whose exception a run of the notebook continues."""
 MAX_DEPTH: Final = 64
@@ -48,40 +57,45 @@ def build(runs: Iterable[tuple[ExecutionInfo, ExecutionResults | None]]) -> str:
     """
     import nbformat  # noqa: PLC0415 - an extra
 
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    found = list(runs)
+    languages = {run.language or "python" for run, _ in found}
+    kernel = KERNELS.get(languages.pop()) if len(languages) == 1 else None
     notebook = {
         "nbformat": 4,
         "nbformat_minor": 5,
-        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
-        "cells": [_cell(run, results or ExecutionResults(run.id)) for run, results in runs],
+        "metadata": kernel or PYTHON,
+        "cells": [_cell(run, results or ExecutionResults(run.id), is_native=kernel is not None) for run, results in found],
     }
     nbformat.validate(notebook)
     # No file has lone surrogates, which the code of a client may have.
     return f"{json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True)}\n".encode("utf-8", "replace").decode()
 
 
-def _cell(run: ExecutionInfo, found: ExecutionResults) -> dict[str, Any]:
+def _cell(run: ExecutionInfo, found: ExecutionResults, *, is_native: bool) -> dict[str, Any]:
     return {
         "cell_type": "code",
         "id": run.id,
         "metadata": {} if run.error is None else {"tags": [RAISES]},
         "execution_count": run.execution_count,
-        "source": _source(run),
+        "source": _source(run, is_native=is_native),
         "outputs": list(_outputs(run, found)),
     }
 
 
-def _source(run: ExecutionInfo) -> str:
+def _source(run: ExecutionInfo, *, is_native: bool) -> str:
     language, code = run.language or "python", run.code or ""
     if len(code) > _SHORTENED_CHARS and _OMITTED.search(code):
-        return _commented(f"The execution log has only a part of this {language} code.", code)
+        mark = "//" if is_native and language == "typescript" else "#"
+        return _commented(f"The execution log has only a part of this {language} code.", code, mark)
+    if is_native:
+        return code
     if language not in MAGICS:
-        return _commented(f"This is {language} code.", code)
+        return _commented(f"This is {language} code.", code, "#")
     return MAGICS[language] + code
 
 
-def _commented(why: str, code: str) -> str:
-    return "\n".join(f"# {line}" for line in (why, "", *code.splitlines()))
+def _commented(why: str, code: str, mark: str) -> str:
+    return "\n".join(f"{mark} {line}" for line in (why, "", *code.splitlines()))
 
 
 def _outputs(run: ExecutionInfo, found: ExecutionResults) -> Iterator[dict[str, Any]]:

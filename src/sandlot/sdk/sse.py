@@ -21,10 +21,17 @@ MAX_EVENT_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its name, and its data decoded from JSON."""
+    """One event.
+
+    Args:
+        name: Kind of the event.
+        data: Data, decoded from JSON.
+        id: Last id of the stream, with which a client continues after this event. Empty if no event has had one.
+    """
 
     name: str
     data: dict[str, Any]
+    id: str = ""
 
 
 class Decoder:
@@ -52,7 +59,7 @@ class Decoder:
                 self._pending_bytes = 0
             event = self._fields.decode(line)
             if event is not None and event.data:
-                events.append(_event(event.event, event.data))
+                events.append(_event(event.event, event.data, event.id))
         if self._pending_bytes > MAX_EVENT_BYTES:
             raise InternalError(
                 f"The server sent an event of more than {MAX_EVENT_BYTES} bytes.", hint="Check that SANDLOT_URL is the address of a Sandlot service."
@@ -60,7 +67,7 @@ class Decoder:
         return events
 
 
-def _event(name: str, text: str) -> Event:
+def _event(name: str, text: str, number: str) -> Event:
     try:
         data = json.loads(text)
     except ValueError:
@@ -70,4 +77,4 @@ def _event(name: str, text: str) -> Event:
             f"The server sent an event {name[:100]!r} whose data is not a JSON object.",
             hint="Check that SANDLOT_URL is the address of a Sandlot service.",
         )
-    return Event(name, data)
+    return Event(name, data, number)

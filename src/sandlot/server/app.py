@@ -9,13 +9,11 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 
 from sandlot import __version__
-from sandlot.agents.service.limits import AgentLimits
+from sandlot.agents.service.limits import HostedRunLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.runtime import AgentRuntime
-from sandlot.builds.dependencies import Builds
-from sandlot.builds.uploads import Uploads
+from sandlot.builds.dependencies import BuildRunner
 from sandlot.compat.vendor import PrefixRouter
-from sandlot.core.ports import SystemClock
 from sandlot.mcp.http import McpEndpoint, McpService
 from sandlot.server import docs_page
 from sandlot.server.openapi import operation_id
@@ -104,7 +102,7 @@ def create_app(
     turns: RequestTurns | None = None,
     preview_addresses: PreviewAddresses | None = None,
     runtime: AgentRuntime | None = None,
-    builds: Builds | None = None,
+    builds: BuildRunner | None = None,
 ) -> FastAPI:
     """Return the ASGI application of a service.
 
@@ -121,9 +119,9 @@ def create_app(
     app.state.service = service
     app.state.node = service.node
     app.state.previews = preview_addresses
-    app.state.agents = runtime or AgentRuntime(service.node, Models({}), AgentLimits(), preview_addresses)
+    app.state.agents = runtime or AgentRuntime(service.node, Models({}), HostedRunLimits(), preview_addresses)
     app.state.builds = builds
-    app.state.uploads = Uploads(service.settings.build_uploads, SystemClock(), max_bytes=service.settings.upload_max_bytes)
+    app.state.uploads = service.uploads
     app.state.mcp = McpService(service.stop, service.settings.mcp_allowed_hosts)
     app.state.json_parser = JsonParser()
     app.add_middleware(

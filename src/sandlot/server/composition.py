@@ -21,7 +21,8 @@ import structlog
 
 from sandlot import __version__
 from sandlot.builds.layers import LayerStore
-from sandlot.builds.root_images import RootImageBuilder
+from sandlot.builds.merged_root_images import MergedRootImages
+from sandlot.builds.uploads import Uploads
 from sandlot.core.access.api_keys import ApiKeys
 from sandlot.core.admission import AdmissionPolicy, NetworkLimits
 from sandlot.core.admission_controller import AdmissionController
@@ -51,11 +52,10 @@ from sandlot.core.lifecycle.supervisor import LifecycleDependencies
 from sandlot.core.manager import SandboxManager
 from sandlot.core.network import NetworkService
 from sandlot.core.node import Node
-from sandlot.core.oneshot.runner import OneShotRunner
 from sandlot.core.pools.build_snapshots import BuildSnapshots
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.manager import PoolManager
-from sandlot.core.pools.models import PoolSpec, default_pools
+from sandlot.core.pools.models import PoolConfig, PoolSpec, default_pools
 from sandlot.core.pools.ownership import PoolOwners
 from sandlot.core.pools.pooled_sandboxes import PooledSandboxes
 from sandlot.core.pools.refill import PoolRefiller
@@ -64,6 +64,8 @@ from sandlot.core.pools.snapshot_maker import SnapshotMaker
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshotCache
 from sandlot.core.pools.template_snapshots import TemplateSnapshotManager
 from sandlot.core.ports import Clock, ImageRegistry, NetworkGateway, PackageIndex, SystemClock, TemplateStore
+from sandlot.core.programs.runner import ProgramRunner
+from sandlot.core.programs.templates import LanguageTemplates
 from sandlot.core.records.events import EventFeed
 from sandlot.core.records.execution_log import ExecutionLog
 from sandlot.core.records.metrics import Metrics
@@ -107,9 +109,10 @@ from sandlot.model.errors import HostError
 from sandlot.model.ids import NodeId, new_sandbox_id
 from sandlot.model.ports import Driver, HostReading
 from sandlot.model.repositories import Blobs, Store
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits, TemplateRef
+from sandlot.model.specs import DEFAULT_TEMPLATE, TemplateRef
 from sandlot.server import data_dir, log_config
-from sandlot.server.build_bases import ServiceBases
+from sandlot.server.base_resolver import ServiceBaseResolver
+from sandlot.server.build_results import ServiceBuildResults
 from sandlot.server.image_templates import ImageTemplates
 from sandlot.server.settings import Settings
 from sandlot.server.user_templates import UserTemplates
@@ -155,8 +158,11 @@ class RunningService:
         metrics: Metrics, in which the HTTP requests are counted.
         store: Repositories.
         blobs: Contents of stored files.
-        bases: Bases of builds of templates.
+        images: Images of built-in templates, whose builds end at the begin of the stop of the service.
+        bases: Finds the bases of builds of templates.
+        build_results: Makes the root images and the snapshots of builds.
         layers: Layers of templates of users.
+        uploads: Archives that clients have uploaded for builds.
         stop: Event that ends the service when it is set.
         keep: Leave the sandboxes running for the next service.
     """
@@ -169,8 +175,11 @@ class RunningService:
     metrics: Metrics
     store: Store
     blobs: Blobs
-    bases: ServiceBases
+    images: ImageStore
+    bases: ServiceBaseResolver
+    build_results: ServiceBuildResults
     layers: LayerStore
+    uploads: Uploads
     stop: asyncio.Event
     keep: bool
 
@@ -256,10 +265,11 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             specs = [sandbox.spec for sandbox in registry.live()] + [record.spec for record in await store.snapshots.list_by_node(node_id)]
             return {spec.template.digest for spec in specs}
 
-        roots = RootImageBuilder(image_store, settings.cache_dir, in_use=roots_in_use, reserve_bytes=settings.disk_reserve_bytes)
+        roots = MergedRootImages(image_store, settings.cache_dir, in_use=roots_in_use, reserve_bytes=settings.disk_reserve_bytes)
         opened.push_async_callback(roots.aclose)
         template_store = UserTemplates(templates or images, store.templates, roots, layers.open)
         template_set, resolver = Templates(template_store), TemplateResolver(template_store, driver_set)
+        languages = LanguageTemplates(template_set)
         policy = AdmissionPolicy(
             isolation_default=settings.isolation_default,
             isolation_allowed=settings.isolation_allowed,
@@ -287,8 +297,14 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
 
         # Pools
         capacity = await reservations.capacity()
-        pool_configs = default_pools(capacity.allocatable.memory_bytes) if settings.pools is None else settings.pools
-        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), pool_configs, policy.isolation_default)
+        pool_settings = default_pools(capacity.allocatable.memory_bytes) if settings.pools is None else settings.pools
+
+        async def pool_spec(template: str) -> PoolSpec:
+            ref = TemplateRef(LOCAL, template)
+            return PoolSpec(ref, policy.isolation_default, (await template_set.defaults(ref)).limits)
+
+        pool_configs = [PoolConfig(await pool_spec(each.template), each.sizes, is_implied=each.is_implied) for each in pool_settings]
+        pool_registry = PoolRegistry(PoolConfigFile(settings.data_dir), pool_configs)
         guest_services = GuestServices(package_access, network_access)
         snapshot_maker = SnapshotMaker(
             cache=TemplateSnapshotCache(settings.cache_dir),
@@ -320,7 +336,7 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             owners=PoolOwners(api_keys.principal_of, reservations.live_limits),
             snapshots=template_snapshots,
             # An operator who configures no pools does not want a template snapshot either.
-            extra_snapshots=[PoolSpec(TemplateRef(LOCAL, DEFAULT_TEMPLATE), policy.isolation_default, Limits())] if pool_configs else [],
+            extra_snapshots=[await pool_spec(DEFAULT_TEMPLATE)] if pool_configs else [],
             drivers=driver_set,
             templates=template_set,
             resolver=resolver,
@@ -481,7 +497,8 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
                 drivers=driver_set,
                 records=store.sandboxes,
             ),
-            programs=OneShotRunner(manager, processes, template_set, counter, grading),
+            programs=ProgramRunner(manager, processes, languages, counter, grading),
+            languages=languages,
             snapshots=snapshots,
             webhooks=WebhookManager(webhooks=store.webhooks, dispatcher=dispatcher, sender=sender, events=events, clock=clock),
             tokens=tokens,
@@ -502,15 +519,19 @@ async def open_service(  # noqa: PLR0913, PLR0915 - one straight sequence: parts
             store=store,
             blobs=blobs,
             layers=layers,
-            bases=ServiceBases(
+            images=image_store,
+            # Not the clock of a test: the file system has the time of the machine.
+            uploads=Uploads(settings.build_uploads, SystemClock(), max_bytes=settings.upload_max_bytes),
+            bases=ServiceBaseResolver(
                 templates=template_store,
                 images=image_store,
                 roots=roots,
                 layers=layers,
                 registry=image_registry,
                 aliases=settings.aliases,
-                snapshots=build_snapshots,
+                node=node_id,
             ),
+            build_results=ServiceBuildResults(template_store, roots, layers, build_snapshots),
             stop=asyncio.Event(),
             keep=keep,
         )

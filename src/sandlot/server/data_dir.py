@@ -22,7 +22,7 @@ from sandlot.host.locked_folder import lock_folder
 from sandlot.model.errors import ConflictError, ErrorCode, HostError
 from sandlot.model.ids import NODE_ID, NodeId, new_node_id
 
-DATA_FORMAT: Final = 11
+DATA_FORMAT: Final = 14
 """Number of the format of all that a service stores. Raise it in every commit after which a service would misread what the commit before stored: a
 file or its name in the data directory, a table or a field of the database, a digest, an id, a message to a sandbox that keeps running."""
 

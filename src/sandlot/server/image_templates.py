@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,11 +21,12 @@ import structlog
 
 from sandlot.core.ports import ResolvedTemplate
 from sandlot.host.blocking import run_in_own_thread
-from sandlot.images.store import BUILDER, ImageStore
+from sandlot.images.recipe import Recipe
+from sandlot.images.store import BUILDER, WITH_BASE, ImageStore
 from sandlot.model.access import INTERNAL, LOCAL, Principal
-from sandlot.model.errors import ErrorCode, SandlotError, UnavailableError
+from sandlot.model.errors import SandlotError
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import RootFs, TemplateRef
+from sandlot.model.specs import Limits, RootFs, TemplateRef
 from sandlot.model.templates import TemplateDefaults
 
 MAX_BUILDS: Final = 2
@@ -45,7 +45,6 @@ class ImageTemplates:
     def __init__(self, store: ImageStore) -> None:
         self._store = store
         self._build_slots = asyncio.Semaphore(MAX_BUILDS)
-        self._stopping = threading.Event()
         self._steps: dict[str, str] = {}
         self._uses_image: dict[str, bool] = {}
         """Name of a template -> True if its image existed when the template was first used."""
@@ -58,14 +57,18 @@ class ImageTemplates:
     async def find(self, principal: Principal, name: str) -> TemplateRef | None:
         """Return the built-in template of a name, or None if there is none. Only the service itself finds internal images."""
         known = self._store.all_recipes if principal == INTERNAL else self._store.recipes
-        return TemplateRef(LOCAL, name) if name in known else None
+        return TemplateRef(LOCAL, name) if _recipe(name) in known and (principal == INTERNAL or _recipe(name) == name) else None
 
     async def defaults(self, ref: TemplateRef) -> TemplateDefaults:
         """Return the defaults of a recipe."""
-        return TemplateDefaults(languages=self._store.languages(ref.name))
+        name = _recipe(ref.name)
+        return TemplateDefaults(limits=self._limits(name), languages=self._store.languages(name))
 
     async def build(self, ref: TemplateRef, *, images: bool) -> ResolvedTemplate:
         """Return the current build of a template. A template without a build is built first; :meth:`list` shows the progress."""
+        if ref.name != _recipe(ref.name):
+            base = ref.name.removeprefix(WITH_BASE)
+            return self._resolved(ref, await run_in_own_thread(self._store.builder_image, base, self._log_step))
         root = await asyncio.to_thread(self._store.find_current_root, ref.name)
         if root is None:
             async with self._build_slots:
@@ -81,8 +84,8 @@ class ImageTemplates:
         return None if root is None else self._resolved(ref, root)
 
     async def aclose(self) -> None:
-        """End running builds at their next step, so that the stop of the service does not wait for a whole build, which takes minutes."""
-        self._stopping.set()
+        """End running builds, so that the stop of the service does not wait for a whole build, which takes minutes. Idempotent."""
+        self._store.stop.set()
         if self._making:
             await asyncio.wait(self._making)
 
@@ -105,19 +108,27 @@ class ImageTemplates:
             async with self._build_slots:
                 await run_in_own_thread(self._store.root_image, name, self._log_step)
         except (SandlotError, OSError) as error:
-            if not self._stopping.is_set():
+            if not self._store.stop.is_set:
                 _log.info("template.image_not_made", template=name, error=str(error))
 
     def _list(self) -> Sequence[TemplateInfo]:
-        return [
-            TemplateInfo(
-                name=name,
-                description=recipe.description,
-                digest=None if (image := self._store.find(name)) is None else image.digest,
-                building=self._steps.get(name),
-            )
-            for name, recipe in sorted(self._store.recipes.items())
-        ]
+        return [self._info(name, recipe) for name, recipe in sorted(self._store.recipes.items())]
+
+    def _info(self, name: str, recipe: Recipe) -> TemplateInfo:
+        image, languages = self._store.find(name), self._store.languages(name) or frozenset()
+        versions = {} if image is None else image.languages
+        return TemplateInfo(
+            name=name,
+            description=recipe.description,
+            digest=None if image is None else image.digest,
+            building=self._steps.get(name),
+            languages={language: versions.get(language) for language in sorted(languages)},
+            limits=self._limits(name),
+        )
+
+    def _limits(self, name: str) -> Limits:
+        memory_bytes = self._store.memory_bytes(name)
+        return Limits() if memory_bytes is None else Limits(memory_bytes=memory_bytes)
 
     def _build(self, name: str) -> RootFs:
         try:
@@ -126,18 +137,17 @@ class ImageTemplates:
             self._steps.pop(name, None)
 
     def _resolved(self, ref: TemplateRef, root: RootFs) -> ResolvedTemplate:
-        return ResolvedTemplate(root=root, env=self._store.environment(ref.name))
+        return ResolvedTemplate(root=root, env=self._store.environment(_recipe(ref.name)))
 
     def _progress(self, name: str, line: str) -> None:
         self._log_step(line)
         self._steps[name] = line.removeprefix(f"{name}: ")
 
     def _log_step(self, line: str) -> None:
-        if self._stopping.is_set():
-            raise UnavailableError(
-                "The service is stopping.",
-                code=ErrorCode.SERVICE_UNAVAILABLE,
-                hint="Retry when the service has restarted.",
-                fields={"retry_after_s": 1},
-            )
+        self._store.stop.check()
         _log.info("template.build", step=line)
+
+
+def _recipe(name: str) -> str:
+    """Return the recipe of a template: that of the builder also for the builder with the archive of another image."""
+    return BUILDER if name.startswith(WITH_BASE) else name

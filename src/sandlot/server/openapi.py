@@ -50,7 +50,7 @@ TAGS: Mapping[str, str] = {
     "previews": "Addresses under which browsers reach ports inside sandboxes.",
     "network": "Network policies of sandboxes, refusals and reached destinations.",
     "packages": "Installation of packages by pip, npm and apt.",
-    "programs": "One-shot programs with output comparison.",
+    "programs": "Programs that run once, with output comparison.",
     "files": "Files and directories inside a sandbox.",
     "file_store": "Uploaded files that outlive sandboxes.",
     "volumes": "Persistent file systems that sandboxes mount.",

@@ -186,7 +186,9 @@ class Server(uvicorn.Server):
         models = Models({} if settings.agent_models is None else load_models(settings.agent_models))
         servers = {} if settings.agent_mcp_servers is None else load_tool_servers(settings.agent_mcp_servers)
         self.agents = AgentRuntime(service.node, models, settings.agent_limits, self.previews, servers)
-        self.builds = BuildRuntime(service.node, service.bases, service.layers, settings.builds, BuildLimits(), SystemClock())
+        self.builds = BuildRuntime(
+            service.node, service.bases, service.build_results, service.layers, service.uploads, settings.builds, BuildLimits(), SystemClock()
+        )
         app: ASGIApp = create_app(service, turns, self.previews, self.agents, self.builds)
         self.previews.app = app
         if service.settings.low_latency == "on":
@@ -259,6 +261,7 @@ class Server(uvicorn.Server):
         self._service.events.close()  # followers would keep their connections open until the timeout
         self._service.node.agents.close()
         self._service.node.template_builds.close()
+        self._service.images.stop.set()  # builds would wait for it
         await self.agents.aclose()
         await self.builds.aclose()
         closing_previews = asyncio.create_task(self.previews.aclose())

@@ -21,16 +21,17 @@ from typing import Annotated, Any, Final, Never, get_type_hints
 from pydantic import PlainValidator, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from sandlot.agents.service.limits import AgentLimits
+from sandlot.agents.service.limits import HostedRunLimits
 from sandlot.core.admission import ISOLATIONS
-from sandlot.core.pools.models import PoolConfig, parse_pools
+from sandlot.core.pools.models import PoolSetting, parse_pools
 from sandlot.core.records.retention import DAY_S, Keep
 from sandlot.core.resources.reservations import OvercommitConfig
 from sandlot.drivers.registry import driver_names
 from sandlot.egress.packages.config.oci import SYNTAX, parse_registries
 from sandlot.egress.packages.config.values import ImageSource
 from sandlot.egress.policy.addresses import Network as AddressRange
-from sandlot.images.recipe import NAME, Recipe, builtin, load_folder, shipped, with_aliases
+from sandlot.images.recipe import Recipe
+from sandlot.images.recipe_files import NAME, builtin_templates, load_recipes
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.image_aliases import SYNTAX as ALIAS_SYNTAX
 from sandlot.model.image_aliases import ImageAlias, ImageAliases, parse_aliases
@@ -191,7 +192,7 @@ def _aliases(value: object) -> tuple[ImageAlias, ...]:
 
 def _template_aliases(value: object) -> tuple[tuple[str, str], ...]:
     pairs = tuple((name.strip(), target.strip()) for name, _, target in (text.partition("=") for text in _items(value)))
-    known = builtin()
+    known = builtin_templates()
     for name, target in pairs:
         if not NAME.fullmatch(name) or target not in known:
             raise _NotAllowedError(f"NAME=TEMPLATE, separated by commas; TEMPLATE is one of {', '.join(sorted(known))}")
@@ -205,7 +206,7 @@ def _modes(value: object) -> tuple[NetworkMode, ...]:
     return tuple(mode for mode in NetworkMode if mode in texts)
 
 
-def _pools(value: object) -> tuple[PoolConfig, ...]:
+def _pools(value: object) -> tuple[PoolSetting, ...]:
     try:
         return parse_pools(",".join(_items(value)))  # `Settings.load` checks the templates
     except InvalidRequestError as error:
@@ -279,8 +280,8 @@ class Settings:
             must speak TLS; ``http://127.0.0.1:5000`` allows plain HTTP. ``docker.io=mirror.example:5000/hub`` gets the images of ``docker.io`` from
             the repositories below ``hub`` of another registry. The logins of this machine are used. Default: none, and no image can be pulled.
         image_aliases: Templates and images that stand for others in builds of templates: ``python:3.12=my-python``, ``node=mirror.example/node:*``
-            or ``debian=none``. An alias without a tag is for all tags. Default: ``python``, ``node``, ``debian``, ``ubuntu:22.04``, ``e2bdev/base``
-            and ``e2bdev/code-interpreter`` stand for built-in templates, unless ``docker.io`` is one of the registries.
+            or ``debian=none``. An alias without a tag is for all tags. Default: ``python``, ``node``, ``golang``, ``debian``, ``ubuntu:22.04``,
+            ``e2bdev/base`` and ``e2bdev/code-interpreter`` stand for built-in templates, unless ``docker.io`` is one of the registries.
         network_allowed: Network modes that create requests may choose: ``none``, ``packages``, ``allowlist`` and ``internet``. Default: all modes for
             operators and local services, and all but ``internet`` for API keys.
         network_mbit: Megabits per second that one sandbox sends and receives at most, both together, up to 100,000. 0: no limit.
@@ -323,7 +324,7 @@ class Settings:
     isolation_allowed: Annotated[tuple[str, ...], PlainValidator(_isolations), NoDecode] = ("gvisor",)
     max_sandboxes: Annotated[int, _whole(1, 10_000)] = 50
     max_creates: Annotated[int, _whole(1, 64)] = 4
-    pools: Annotated[tuple[PoolConfig, ...] | None, PlainValidator(_pools), NoDecode] = None
+    pools: Annotated[tuple[PoolSetting, ...] | None, PlainValidator(_pools), NoDecode] = None
     template_aliases: Annotated[tuple[tuple[str, str], ...], PlainValidator(_template_aliases), NoDecode] = ()
     memory_ratio: _Ratio = 1.0
     disk_ratio: _Ratio = 1.0
@@ -424,8 +425,7 @@ class Settings:
         Raises:
             InvalidRequestError: A recipe of the folder is invalid, or the folder cannot be read.
         """
-        folder = {} if self.recipes_dir is None else load_folder(self.recipes_dir)
-        return with_aliases({**shipped(), **folder}, dict(self.template_aliases))
+        return load_recipes(self.recipes_dir, dict(self.template_aliases))
 
     @property
     def aliases(self) -> ImageAliases:
@@ -451,9 +451,9 @@ class Settings:
         )
 
     @property
-    def agent_limits(self) -> AgentLimits:
+    def agent_limits(self) -> HostedRunLimits:
         """Limits of the runs of agents."""
-        return AgentLimits(
+        return HostedRunLimits(
             model_requests=self.agent_model_requests,
             tool_calls=self.agent_tool_calls,
             run_s=self.agent_run_s,
@@ -513,7 +513,7 @@ class Settings:
             raise _error("isolation_default", settings.isolation_default, _NotAllowedError(f"one of SANDLOT_ISOLATION_ALLOWED ({allowed})"), sources)
         if settings.recipes_dir is not None or settings.pools:
             templates = sorted(name for name, recipe in settings.recipes.items() if not recipe.internal)
-            unknown = [pool.spec.template.name for pool in settings.pools or () if pool.spec.template.name not in templates]
+            unknown = [pool.template for pool in settings.pools or () if pool.template not in templates]
             if unknown:
                 raise _error("pools", unknown[0], _NotAllowedError(f"pools of these templates: {', '.join(templates)}"), sources)
         return settings

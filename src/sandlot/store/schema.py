@@ -209,7 +209,7 @@ snapshots = Table(
     Column("created_at", UtcMicrosecondsType, nullable=False),
     Column("ready", Boolean(create_constraint=False), nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
-    Column("layer", Boolean(create_constraint=False), nullable=False),
+    Column("has_overlay", Boolean(create_constraint=False), nullable=False),
     Column("problem", Utf8TextType, nullable=False),
     Column("idempotency_key", Utf8TextType),
     Column("request_digest", ShortTextType(64)),

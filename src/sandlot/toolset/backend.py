@@ -109,7 +109,7 @@ class ToolBackend(Protocol):
 
         Args:
             code: Code to run.
-            language: ``python``, ``bash`` or ``javascript``.
+            language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``.
             timeout_s: Seconds until the code is interrupted.
             on_output: Called with each piece of output.
         """

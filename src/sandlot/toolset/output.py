@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from sandlot.model.errors import ErrorCode, SandlotError
+from sandlot.model.errors import SANDBOX_GONE, SandlotError
 from sandlot.model.faults import Fault
 from sandlot.toolset.backend import FileInfo, RichResult, RunResult
 from sandlot.toolset.images import check_image, decode_image, media_type
@@ -42,8 +42,6 @@ _FAULT_NOTES: Final[Mapping[Fault, str]] = {
     Fault.LOST: "The sandbox was lost with its files and variables.",
 }
 """Fault class -> sentence for the model. A test checks that the table has every class."""
-
-_GONE: Final = frozenset({ErrorCode.SANDBOX_ENDED, ErrorCode.SANDBOX_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def text_result(text: str, structured: Mapping[str, Any] | None = None) -> ToolR
 
 def error_result(error: SandlotError) -> ToolResult:
     """Return the result of a call that raised an error."""
-    ended = error.code in _GONE
+    ended = error.code in SANDBOX_GONE
     text = f"Error: {error}\n{_FAULT_NOTES[error.fault]} [code: {error.code}, fault: {error.fault}]"
     if ended:
         text += "\nThe sandbox is gone, with its files, variables and installed packages."

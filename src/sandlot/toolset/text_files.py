@@ -20,14 +20,14 @@ class Lines:
         count: Number of lines.
         more: True if the file has more lines.
         is_cut: True if the last line is longer than it may be, and its rest is left out.
-        before: Number of lines of the file if the first wanted line, which is not the first of the file, does not exist; otherwise None.
+        total_lines: Number of lines of the file, if the file ends before the first wanted line; otherwise None.
     """
 
     text: str
     count: int
     more: bool = False
     is_cut: bool = False
-    before: int | None = None
+    total_lines: int | None = None
 
 
 class NotTextError(Exception):
@@ -72,7 +72,7 @@ async def read_lines(content: AsyncIterator[bytes], first: int, limit: int, max_
             has_stopped = True
             break
     if first > 1 and not chars:
-        return Lines("", 0, before=first - 1 - to_skip + (to_skip > 0 and last != "\n"))
+        return Lines("", 0, total_lines=first - 1 - to_skip + (to_skip > 0 and last != "\n"))
     return _cut_lines("".join(parts), limit, max_chars, has_stopped=has_stopped)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sandlot.model.languages import DEFAULT_CONTEXTS
+from sandlot.model.languages import DEFAULT_CONTEXT_IDS
 from sandlot.toolset.parameters import Parameter, object_schema
 
 MAX_TIMEOUT_S: Final = 3600.0
@@ -57,7 +57,13 @@ RUN_CODE: Final = Tool(
     "install_packages for packages.",
     (
         Parameter("code", "string", "Code to run. The value of the last expression is returned; print everything else that you need.", required=True),
-        Parameter("language", "string", "Language of the code. Default: python.", default="python", choices=tuple(DEFAULT_CONTEXTS)),
+        Parameter(
+            "language",
+            "string",
+            "Language of the code; r needs a template with R, such as `languages`. Default: python.",
+            default="python",
+            choices=tuple(DEFAULT_CONTEXT_IDS),
+        ),
         Parameter(
             "timeout",
             "number",

@@ -127,8 +127,8 @@ class Toolset:
                 return output.invalid_call(f"{path} is not a text file. Use run_command or run_code to look into it.")
             except text_files.TooFarError:
                 return output.invalid_call(f"Line {first} of {path} is too far from its beginning. Use run_command with `sed -n`.")
-        if lines.before is not None:
-            return output.invalid_call(f"{path} has only {lines.before} lines, so there is no line {first}.")
+        if lines.total_lines is not None:
+            return output.invalid_call(f"{path} has only {lines.total_lines} lines, so there is no line {first}.")
         last = first + lines.count - 1
         note = ""
         if lines.is_cut:

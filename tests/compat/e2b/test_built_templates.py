@@ -8,6 +8,7 @@ import pytest
 from e2b import Sandbox, Template, wait_for_port
 from e2b.exceptions import BuildException
 
+from tests.support.applications import FLASK, write_files
 from tests.support.tcpservice import TcpService
 
 
@@ -61,3 +62,20 @@ def test_template_has_links_and_a_step_of_an_unknown_user_fails(gvisor_service: 
         Template.build(template, "links", on_build_logs=lambda entry: lines.append(entry.message), api_key=key, api_url=url)
     at = lines.index("nowhere")
     assert lines[at - 1 : at + 3] == ["file", "nowhere", ".bashrc", "contentcontent"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_dockerfile_of_an_application_is_built(gvisor_service: TcpService, tmp_path: Path) -> None:
+    key, url = gvisor_service.key("shop"), f"{gvisor_service.url}/e2b"
+    write_files(tmp_path, FLASK)
+    template = Template(file_context_path=tmp_path).from_dockerfile(str(tmp_path / "Dockerfile"))
+    lines: list[str] = []
+    Template.build(template, "shop", memory_mb=512, on_build_logs=lambda entry: lines.append(entry.message), api_key=key, api_url=url)
+    assert any("is an alias" in line for line in lines)
+    sandbox = Sandbox.create("shop", api_key=key, api_url=url, sandbox_url=url)
+    try:
+        seen = sandbox.commands.run("id -un; pwd; curl -s localhost:8000").stdout.split("\n")
+        assert seen[:3] == ["shop", "/srv/shop", "<h1>The corner shop</h1><p>served by shop</p>"]
+    finally:
+        sandbox.kill()

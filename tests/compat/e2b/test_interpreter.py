@@ -184,13 +184,28 @@ def test_languages_of_the_template_are_available(sandbox: Sandbox) -> None:
     assert sandbox.run_code("y + 1", language="js").text == "21"
     sandbox.run_code("z=3", language="bash")
     assert "".join(sandbox.run_code("echo $z in $PWD", language="bash").logs.stdout) == "3 in /home/user\n"
-    for language in ("r", "java", "typescript"):
-        with pytest.raises(SandboxException, match=r"400 .*Use one of: python"):
-            sandbox.run_code("1", language=language)
-        with pytest.raises(SandboxException, match="400"):
-            sandbox.create_code_context(language=language)
+    with pytest.raises(SandboxException, match=r"400 .*Use one of: python"):
+        sandbox.run_code("1", language="java")
+    with pytest.raises(SandboxException, match="400"):
+        sandbox.create_code_context(language="java")
+    with pytest.raises(SandboxException, match=r"no R.*`languages`"):
+        sandbox.run_code("1", language="r")
+    with pytest.raises(SandboxException, match=r"no R.*`languages`"):
+        sandbox.create_code_context(language="r")
     with pytest.raises(InvalidArgumentException):
         sandbox.run_code("1", language="python", context=Context("default", "python", "/"))
+
+
+def test_typescript_runs_in_its_default_context_and_in_own_ones(sandbox: Sandbox) -> None:
+    sandbox.run_code("enum Size { S, L }\nconst size: Size = Size.L", language="typescript")
+    assert sandbox.run_code("Size[size as number]", language="ts").text == "L"
+    made = sandbox.create_code_context(cwd="/tmp", language="typescript")
+    assert (made.language, made.cwd) == ("typescript", "/tmp")
+    execution = sandbox.run_code("const where: string = process.cwd(); console.log(where, typeof size)", context=made)
+    assert "".join(execution.logs.stdout) == "/tmp undefined\n"
+    error = sandbox.run_code("let a: number 5", language="typescript").error
+    assert error is not None
+    assert (error.name, error.value) == ("SyntaxError", "Expected a semicolon")
 
 
 def test_contexts_have_their_own_variables_and_folder(sandbox: Sandbox) -> None:
@@ -218,7 +233,7 @@ def test_contexts_have_their_own_variables_and_folder(sandbox: Sandbox) -> None:
 def test_default_contexts_are_listed_before_their_first_run(opts: Opts) -> None:
     with Sandbox.create(timeout=120, **opts) as made:
         defaults = made.list_code_contexts()
-        assert [(each.language, each.cwd) for each in defaults] == [(name, "/home/user") for name in ("python", "javascript", "bash")]
+        assert [(each.language, each.cwd) for each in defaults] == [(name, "/home/user") for name in ("python", "javascript", "bash", "typescript")]
         made.remove_code_context(defaults[1])
         made.restart_code_context(defaults[2])
         assert [made.run_code("1", context=each).error for each in defaults[:2]] == [None, None]

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import io
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,9 +46,8 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    async with builds.build_rig(monkeypatch) as service:
-        yield Rig(service)
+def rig(rig: builds.Rig) -> Rig:
+    return Rig(rig)
 
 
 def simple() -> Any:  # noqa: ANN401 - the client's builders

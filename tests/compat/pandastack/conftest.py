@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pandastack import Client
 
+from tests.support.builds import Rig
 from tests.support.isolations import CONTAINERS_FIRST
 from tests.support.tcpservice import TcpService, tcp_service
 
@@ -22,6 +23,12 @@ def gvisor_service() -> Iterator[TcpService]:
     """The same on gVisor, for sandboxes that are hibernated, forked or snapshotted."""
     with tcp_service() as running:
         yield running
+
+
+@pytest.fixture
+def client(rig: Rig) -> Client:
+    """A client of the service whose builds are recorded."""
+    return Client(api_url=f"{rig.url}/pandastack", api_key=rig.key)
 
 
 def client_of(service: TcpService, name: str) -> Client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -15,18 +14,7 @@ from pandastack import BadRequestError, Client, NotFoundError, TemplateBuildErro
 from sandlot.builds.plan import EmptyBase, ImageBase, Run
 from sandlot.model.errors import LimitError
 from sandlot.model.images import ImageConfig
-from tests.support.builds import FAILING, Rig, build_rig, copies
-
-
-@pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    async with build_rig(monkeypatch) as service:
-        yield service
-
-
-@pytest.fixture
-def client(rig: Rig) -> Client:
-    return Client(api_url=f"{rig.url}/pandastack", api_key=rig.key)
+from tests.support.builds import FAILING, Rig, copies
 
 
 async def test_template_is_built_from_a_dockerfile_and_its_context(rig: Rig, client: Client, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_network_can_be_closed_and_unsupported_options_are_refused(options: Opti
         closed.create_snapshot()
     closed.kill()
     Sandbox.create(template="base", allow_internet_access=True, **options).kill()
-    with pytest.raises(SandboxException, match="unknown template: desktop"):
-        Sandbox.create(template="desktop", **options)
+    with pytest.raises(SandboxException, match="unknown template: opencode"):
+        Sandbox.create(template="opencode", **options)
     with pytest.raises(SandboxException, match="autoResume"):
         Sandbox.create(template="base", lifecycle={"on_timeout": "pause", "auto_resume": True}, **options)

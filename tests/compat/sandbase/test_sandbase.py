@@ -213,9 +213,9 @@ def test_templates(api: Api) -> None:
     assert (listed["code_interpreter"], listed["base"]) == (300, 300)
     assert api("GET", "/templates/base").json()["name"] == "Base"
     assert api("GET", "/templates/aliases/code_interpreter").json()["templateID"] == "code_interpreter"
-    refused = api("POST", "/sandboxes", 400, json={"templateID": "desktop"}).json()
+    refused = api("POST", "/sandboxes", 400, json={"templateID": "opencode"}).json()
     assert refused["code"] == 400
-    assert refused["message"].startswith("unknown template: desktop.")
+    assert refused["message"].startswith("unknown template: opencode.")
 
 
 class Receiver(BaseHTTPRequestHandler):

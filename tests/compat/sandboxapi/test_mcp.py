@@ -75,11 +75,11 @@ def test_mcp_client_lists_the_tools(model: Model) -> None:
 def test_tool_runs_a_program_once(model: Model) -> None:
     done = model.call("execute_code", language="python3", code="print(input() * 2)", stdin="ab")
     assert (done["status"], done["stdout"], done["exit_code"]) == ("completed", "abab\n", 0)
-    batch = model.call("execute_batch", executions=[{"language": "bash", "code": f"exit {n}"} for n in (0, 3)] + [{"language": "go", "code": ""}])
+    batch = model.call("execute_batch", executions=[{"language": "bash", "code": f"exit {n}"} for n in (0, 3)] + [{"language": "cobol", "code": ""}])
     assert (batch["total"], batch["completed"], batch["failed"]) == (3, 1, 2)
     assert [each["exit_code"] for each in batch["results"]] == [0, 3, -1]
     assert "not supported" in batch["results"][2]["stderr"]
-    assert [each["id"] for each in model.call("list_languages")["languages"]] == ["python3", "javascript", "bash"]
+    assert {"python3", "javascript", "bash", "java", "go"} <= {each["id"] for each in model.call("list_languages")["languages"]}
     for executions in ([], [{"language": "bash", "code": ""}] * 21):
         assert "executions" in model.failing("execute_batch", executions=executions)
 

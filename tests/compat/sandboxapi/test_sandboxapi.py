@@ -181,13 +181,13 @@ def test_listed_languages_match_the_template(sb: SandboxAPI) -> None:
         "bash": "echo $BASH_VERSION",
     }
     languages = sb.languages()
-    assert [each["id"] for each in languages] == list(versions)
+    assert {"python3", "javascript", "typescript", "bash", "java", "cpp", "c", "go"} <= {each["id"] for each in languages}
     for each in languages:
         assert set(each) == {"id", "name", "version", "aliases", "file_extension", "example"}
-    asked = [{"language": each["id"], "code": versions[each["id"]]} for each in languages]
-    told = [done.stdout for done in sb.execute_batch(asked).results]
-    assert all(version.startswith(each["version"] + ".") for version, each in zip(told, languages, strict=True)), told
-    examples = [{"language": word, "code": each["example"]} for each in languages for word in each["aliases"][:1]]
+    here = [each for each in languages if each["id"] in versions]
+    told = [done.stdout for done in sb.execute_batch([{"language": each["id"], "code": versions[each["id"]]} for each in here]).results]
+    assert all(each["version"] and printed.startswith(each["version"]) for printed, each in zip(told, here, strict=True)), (told, here)
+    examples = [{"language": word, "code": each["example"]} for each in here for word in each["aliases"][:1]]
     assert {done.stdout for done in sb.execute_batch(examples).results} == {"Hello, World!\n"}
 
 
@@ -221,7 +221,14 @@ def test_installed_package_can_be_imported_at_once(sb: SandboxAPI) -> None:
     sb.sessions.close(session.id)
 
 
-@cases("language, first, second", [("bash", "cd /tmp; x=41", "echo $PWD $((x + 1))"), ("javascript", "let x = 41", "console.log('/tmp', x + 1)")])
+@cases(
+    "language, first, second",
+    [
+        ("bash", "cd /tmp; x=41", "echo $PWD $((x + 1))"),
+        ("javascript", "let x = 41", "console.log('/tmp', x + 1)"),
+        ("typescript", "let x: number = 41", "console.log('/tmp', x + 1)"),
+    ],
+)
 def test_other_languages_keep_their_state(sb: SandboxAPI, language: str, first: str, second: str) -> None:
     session = sb.sessions.create(language=language)
     assert sb.sessions.execute(session.id, code=first).status == "completed"

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import io
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,16 @@ from tensorlake.image import Image, builds, sandbox_builder
 
 from sandlot.builds.plan import ImageBase, Run, TemplateBase
 from sandlot.model.images import ImageConfig
-from tests.support.builds import FAILING, Rig, build_rig, copies
+from tests.support.builds import FAILING, Rig, copies
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with build_rig(monkeypatch) as service:
-        monkeypatch.setenv("TENSORLAKE_API_URL", f"{service.url}/tensorlake")
-        monkeypatch.setenv("TENSORLAKE_API_KEY", service.key)
-        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
-        yield service
+def rig(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
+    """The service, which the client finds by its variables."""
+    monkeypatch.setenv("TENSORLAKE_API_URL", f"{rig.url}/tensorlake")
+    monkeypatch.setenv("TENSORLAKE_API_KEY", rig.key)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
+    return rig
 
 
 @pytest.fixture
@@ -132,6 +131,8 @@ async def test_context_with_another_digest_or_without_its_dockerfile_is_refused(
             (await without_key.put(link, content=content)).raise_for_status()
             answer = await http.post(here, json={"digest": hashlib.sha256(content).hexdigest()})
             assert (answer.status_code, reason in answer.json()["error"]) == (400, True), answer.text
+            admitted = (await http.post("/images/v4/builds", json={"kind": "dockerfile", "name": "mine"})).json()  # the last one has failed
+            here, link = f"/images/v4/builds/{admitted['build_id']}/context/seal", admitted["context_upload"]["url"]
         assert (await without_key.put(link.replace("context-", "request-"), content=b"x")).status_code == 403
 
 

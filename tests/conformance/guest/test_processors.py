@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import LIMITS, PIDS, Inside, house, wake
+from tests.support.driver_sandboxes import LIMITS, PIDS, GuestSession, driver_sandboxes, wake
 
 pytestmark = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the host has one processor")
 
@@ -32,14 +32,14 @@ COUNT = "import os; print(len(os.sched_getaffinity(0)))"
 
 
 @pytest.fixture(scope="module")
-async def inside(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     """A sandbox with the time of one processor."""
     assert SMALL.processors == 1
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation="gvisor") as sandbox:
         yield sandbox
 
 
-async def shown(inside: Inside, code: str, context: str = "default") -> str:
+async def shown(inside: GuestSession, code: str, context: str = "default") -> str:
     """Return what a cell prints."""
     text, told, result = await inside.cell(code, kernel=context)
     assert result.status == "ok", told
@@ -47,12 +47,12 @@ async def shown(inside: Inside, code: str, context: str = "default") -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_command_sees_the_processors_of_the_limit(inside: Inside, command: str) -> None:
+async def test_command_sees_the_processors_of_the_limit(inside: GuestSession, command: str) -> None:
     assert await inside.sh(command) == "1\n"
 
 
 @pytest.mark.parametrize("context", CELLS)
-async def test_cell_sees_the_processors_of_the_limit(inside: Inside, context: str) -> None:
+async def test_cell_sees_the_processors_of_the_limit(inside: GuestSession, context: str) -> None:
     assert await shown(inside, CELLS[context], context) == "1 1\n"
 
 
@@ -79,7 +79,7 @@ async def test_program_that_has_chosen_its_processors_keeps_them(tmp_path: Path)
 
 async def test_kernel_of_a_copy_sees_the_processors_of_the_copy(tmp_path: Path) -> None:
     """The spare kernel was prepared while the guest showed another number."""
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source")
         await source.link.set_limits(pids=PIDS, processors=2)

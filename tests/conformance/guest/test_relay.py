@@ -17,7 +17,7 @@ from sandlot.model.specs import ProcessSpec
 from sandlot.protocol import schema
 from sandlot.protocol.stream_table import GUEST_STREAMS_MAX
 from tests.conformance.guest.conftest import open_sandbox
-from tests.support.lives import PIDS, Inside
+from tests.support.driver_sandboxes import PIDS, GuestSession
 
 BIG = 3 << 20
 """Bytes; many windows of a stream."""
@@ -90,19 +90,19 @@ def host() -> Host:
 
 
 @pytest.fixture(scope="module")
-async def relayed(host: Host, isolation: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def relayed(host: Host, isolation: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=isolation, services={schema.PACKAGES: host}) as sandbox:
         yield sandbox
 
 
-async def client(inside: Inside, code: str) -> str:
+async def client(inside: GuestSession, code: str) -> str:
     """Run a client inside; what it printed."""
     out, err, result = await inside.run("python3", "-c", CLIENT + code)
     assert result.exit_code == 0, err.decode()
     return out.decode()
 
 
-async def test_many_requests_of_one_connection_and_many_connections(relayed: Inside) -> None:
+async def test_many_requests_of_one_connection_and_many_connections(relayed: GuestSession) -> None:
     out = await client(
         relayed,
         "connections = [connect() for _ in range(20)]\n"
@@ -114,7 +114,7 @@ async def test_many_requests_of_one_connection_and_many_connections(relayed: Ins
     assert out == "True\n" * 3
 
 
-async def test_large_transfers_arrive_complete_in_both_directions(relayed: Inside) -> None:
+async def test_large_transfers_arrive_complete_in_both_directions(relayed: GuestSession) -> None:
     body = bytes(range(256)) * (BIG // 256)
     out = await client(
         relayed,
@@ -130,7 +130,7 @@ async def test_large_transfers_arrive_complete_in_both_directions(relayed: Insid
     assert out.split() == [str(BIG), digest, digest]
 
 
-async def test_a_connection_that_nobody_reads_holds_up_no_other(relayed: Inside) -> None:
+async def test_a_connection_that_nobody_reads_holds_up_no_other(relayed: GuestSession) -> None:
     out = await client(
         relayed,
         f"lazy = [ask(b'send {BIG}') for _ in range(3)]\n"
@@ -142,7 +142,7 @@ async def test_a_connection_that_nobody_reads_holds_up_no_other(relayed: Inside)
     assert out == "1\nTrue\n"
 
 
-async def test_reset_connection_is_not_taken_for_complete(relayed: Inside) -> None:
+async def test_reset_connection_is_not_taken_for_complete(relayed: GuestSession) -> None:
     out = await client(
         relayed,
         "try:\n    print('whole', all_of(ask(b'reset')))\nexcept ConnectionResetError:\n    print('reset')\n",
@@ -150,7 +150,7 @@ async def test_reset_connection_is_not_taken_for_complete(relayed: Inside) -> No
     assert out == "reset\n"
 
 
-async def test_connections_to_the_package_port_are_limited(relayed: Inside, host: Host) -> None:
+async def test_connections_to_the_package_port_are_limited(relayed: GuestSession, host: Host) -> None:
     host.heard.clear()
     flood = asyncio.create_task(
         client(
@@ -183,7 +183,7 @@ async def test_connections_to_the_package_port_are_limited(relayed: Inside, host
     assert await client(relayed, "print(ask(b'echo 2').makefile().readline())") == "2\n\n"
 
 
-async def test_a_connection_that_is_merely_kept_alive_gives_way(relayed: Inside) -> None:
+async def test_a_connection_that_is_merely_kept_alive_gives_way(relayed: GuestSession) -> None:
     out = await client(
         relayed,
         "kept = [ask(b'echo 3') for _ in range(48)]\n"

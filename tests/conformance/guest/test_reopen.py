@@ -241,7 +241,7 @@ async def _host_that_is_killed(
     data_dir: Path, node: NodeId, isolation: str, ref: str | None, *, after_lines: int, after_s: float
 ) -> dict[str, object]:
     """Run a host until it has said some lines, kill it a moment later, and give what it said last of each thing."""
-    argv = [sys.executable, str(ROOT / "tests/support/doomed.py"), str(data_dir), node, isolation, *([ref] if ref else [])]
+    argv = [sys.executable, "-P", str(ROOT / "tests/support/doomed.py"), str(data_dir), node, isolation, *([ref] if ref else [])]
     host = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
     assert host.stdout is not None
     said: dict[str, object] = {}

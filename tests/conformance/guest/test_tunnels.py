@@ -16,7 +16,7 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.executions import Output
 from sandlot.model.specs import ProcessSpec, User
 from sandlot.protocol import schema
-from tests.support.lives import PIDS, Inside
+from tests.support.driver_sandboxes import PIDS, GuestSession
 
 BIG = 8 << 20
 """Bytes; many windows of a stream."""
@@ -140,13 +140,13 @@ async def say(link: Link, port: int, line: bytes) -> Tunnel:
     return tunnel
 
 
-async def sockets_of_the_guest(inside: Inside) -> int:
+async def sockets_of_the_guest(inside: GuestSession) -> int:
     out, err, result = await inside.run("python3", "-c", "import os; print(len(os.listdir('/proc/1/fd')))", user=User.ROOT)
     assert result.exit_code == 0, err
     return int(out)
 
 
-async def test_program_that_closed_its_half_still_reads(inside: Inside) -> None:
+async def test_program_that_closed_its_half_still_reads(inside: GuestSession) -> None:
     async with serving(inside.link) as server:
         tunnel = await say(inside.link, server.port, b"early")
         assert await rest(tunnel) == b"early"
@@ -156,7 +156,7 @@ async def test_program_that_closed_its_half_still_reads(inside: Inside) -> None:
         assert await server.said() == "300000"
 
 
-async def test_port_without_a_listener_is_not_found(inside: Inside) -> None:
+async def test_port_without_a_listener_is_not_found(inside: GuestSession) -> None:
     for port in (9, 48_000, *schema.GUEST_PORTS):
         with pytest.raises(NotFoundError) as refused:
             await inside.link.connect_port(port)
@@ -166,7 +166,7 @@ async def test_port_without_a_listener_is_not_found(inside: Inside) -> None:
             await inside.link.connect_port(port)
 
 
-async def test_what_listens_on_the_other_loopback_is_found(inside: Inside) -> None:
+async def test_what_listens_on_the_other_loopback_is_found(inside: GuestSession) -> None:
     async with serving(inside.link, head=False, address="::1") as server:
         tunnel = await inside.link.connect_port(server.port)
         assert tunnel.address == "::1"
@@ -175,7 +175,7 @@ async def test_what_listens_on_the_other_loopback_is_found(inside: Inside) -> No
         await tunnel.aclose()
 
 
-async def test_who_accepts_nobody_is_given_up(inside: Inside) -> None:
+async def test_who_accepts_nobody_is_given_up(inside: GuestSession) -> None:
     async with serving(inside.link, code=DEAF) as server:
         opened: list[Tunnel] = []
         with pytest.raises((TimeoutExceededError, LimitError)) as refused:
@@ -187,14 +187,14 @@ async def test_who_accepts_nobody_is_given_up(inside: Inside) -> None:
         assert refused.value.code is ErrorCode.TIMEOUT
 
 
-async def test_connection_reset_by_the_program_is_reported_as_reset(inside: Inside) -> None:
+async def test_connection_reset_by_the_program_is_reported_as_reset(inside: GuestSession) -> None:
     async with serving(inside.link) as server:
         tunnel = await say(inside.link, server.port, b"break")
         with pytest.raises(ConflictError, match="reset"):
             await rest(tunnel)
 
 
-async def test_program_sees_the_reset_or_the_end_of_a_tunnel(inside: Inside) -> None:
+async def test_program_sees_the_reset_or_the_end_of_a_tunnel(inside: GuestSession) -> None:
     async with serving(inside.link) as server:
         cut = await say(inside.link, server.port, b"told")
         assert await anext(cut) == b"ready"
@@ -207,7 +207,7 @@ async def test_program_sees_the_reset_or_the_end_of_a_tunnel(inside: Inside) -> 
         assert await rest(ended) == b""
 
 
-async def test_slow_readers_stop_nobody_else_and_hold_a_bounded_amount(inside: Inside) -> None:
+async def test_slow_readers_stop_nobody_else_and_hold_a_bounded_amount(inside: GuestSession) -> None:
     async with serving(inside.link) as server:
         unread = await say(inside.link, server.port, b"send %d" % (64 << 20))
         unheard = await say(inside.link, server.port, b"deaf")
@@ -227,7 +227,7 @@ async def test_slow_readers_stop_nobody_else_and_hold_a_bounded_amount(inside: I
         await unheard.aclose()
 
 
-async def test_64_tunnels_at_once_are_the_limit_and_hundreds_leave_nothing(inside: Inside) -> None:
+async def test_64_tunnels_at_once_are_the_limit_and_hundreds_leave_nothing(inside: GuestSession) -> None:
     async with serving(inside.link, code=ECHO) as server:
         before = await sockets_of_the_guest(inside)
         for _ in range(4):
@@ -246,7 +246,7 @@ async def test_64_tunnels_at_once_are_the_limit_and_hundreds_leave_nothing(insid
         assert (await inside.link.info()).streams <= 3
 
 
-async def test_who_connects_is_nobody_special(inside: Inside) -> None:
+async def test_who_connects_is_nobody_special(inside: GuestSession) -> None:
     async with serving(inside.link, head=False) as server:
         tunnel = await inside.link.connect_port(server.port)
         out, _, _ = await inside.run("cat", "/proc/net/tcp")
@@ -255,7 +255,7 @@ async def test_who_connects_is_nobody_special(inside: Inside) -> None:
         await tunnel.aclose()
 
 
-async def test_a_link_made_anew_and_rest_end_tunnels_and_the_program_sees_it(inside: Inside) -> None:
+async def test_a_link_made_anew_and_rest_end_tunnels_and_the_program_sees_it(inside: GuestSession) -> None:
     async with serving(inside.link) as server:
         before = await sockets_of_the_guest(inside)
         tunnel = await say(inside.link, server.port, b"told")

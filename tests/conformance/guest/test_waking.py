@@ -16,7 +16,7 @@ from sandlot.model.executions import Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import CellSpec, ProcessSpec, User, shell_argv
 from sandlot.testing.drivers.harness import take_snapshot
-from tests.support.lives import PIDS, Inside, house, wake
+from tests.support.driver_sandboxes import PIDS, GuestSession, driver_sandboxes, wake
 
 PYTHON = {
     "os.urandom": "os.urandom(8).hex()",
@@ -42,14 +42,14 @@ JAVASCRIPT = {
 }
 
 
-async def shown(inside: Inside, code: str, kernel: str = "default") -> str:
+async def shown(inside: GuestSession, code: str, kernel: str = "default") -> str:
     """What a cell prints."""
     text, told, result = await inside.cell(code, kernel=kernel)
     assert result.status == "ok", told
     return text
 
 
-async def drawn(inside: Inside) -> dict[str, str]:
+async def drawn(inside: GuestSession) -> dict[str, str]:
     """What everything that draws numbers gives now."""
     python = await shown(inside, f"for code in {list(PYTHON.values())}: print(eval(code))")
     bash = await shown(inside, "\n".join(f'echo "{word}"' for word in BASH.values()), "bash")
@@ -59,7 +59,7 @@ async def drawn(inside: Inside) -> dict[str, str]:
 
 
 async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> None:
-    async with house(tmp_path, "code-interpreter-slim") as here:
+    async with driver_sandboxes(tmp_path, "code-interpreter-slim") as here:
         source = await here.open()
         await wake(source, "sb-source")
         modules = "import asyncio, numpy, os, random, secrets, ssl, sys, tempfile, time, uuid\nfrom sandlot_kernel import on_wake"
@@ -96,7 +96,7 @@ async def test_copies_of_one_image_draw_different_numbers(tmp_path: Path) -> Non
 
 
 async def test_copy_serves_only_the_running_executions_of_its_source(tmp_path: Path) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source", OLD="1", BOTH="1")
         await shown(source, "import os; os.environ['MINE'] = 'cell'; os.environ['BOTH'] = 'cell'; kept = [1]")
@@ -142,7 +142,7 @@ async def test_copy_serves_only_the_running_executions_of_its_source(tmp_path: P
 
 
 async def test_wake_scripts_run_before_anything_else_is_started(tmp_path: Path) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         install = (
             "mkdir -p /etc/sandlot/wake.d && cd /etc/sandlot/wake.d"
@@ -175,7 +175,7 @@ async def _first_output(call: CellCall) -> AsyncIterator[Output]:
 
 
 async def test_suspended_time_counts_for_no_timeout_and_the_clock_is_correct(tmp_path: Path) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source", KEPT="1")
         cell = await source.link.kernels.execute(
@@ -204,7 +204,7 @@ async def test_suspended_time_counts_for_no_timeout_and_the_clock_is_correct(tmp
 
 
 async def test_guest_left_armed_or_quiesced_is_woken_by_the_next_service(tmp_path: Path) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         inside = await here.open()
         await wake(inside, "sb-one", LIFE="1")
         await shown(inside, "kept = 1")
@@ -230,7 +230,7 @@ BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 @pytest.mark.parametrize("warmed", [True, False])
 async def test_copies_of_one_image_have_different_boot_ids(tmp_path: Path, *, warmed: bool) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source")
         if warmed:
@@ -251,7 +251,7 @@ async def test_copies_of_one_image_have_different_boot_ids(tmp_path: Path, *, wa
 
 
 async def test_hostile_files_in_place_of_the_boot_id_delay_no_copy(tmp_path: Path) -> None:
-    async with house(tmp_path, "base") as here:
+    async with driver_sandboxes(tmp_path, "base") as here:
         source = await here.open()
         await wake(source, "sb-source")
         await source.sh("rm -rf /run/sandlot; ln -s /etc /run/sandlot; mkfifo /etc/boot_id", user=User.ROOT)

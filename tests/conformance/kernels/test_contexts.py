@@ -15,7 +15,7 @@ from sandlot.model.executions import CellError, CellStarted, Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import Inside
+from tests.support.driver_sandboxes import GuestSession
 from tests.support.localservice import EVERY_DAY
 from tests.support.until import until
 
@@ -26,14 +26,14 @@ LIMITS = replace(SMALL, pids=256)
 
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
-async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     """A sandbox that the tests of a module share."""
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
-async def context(inside: Inside) -> AsyncGenerator[str]:
+async def context(inside: GuestSession) -> AsyncGenerator[str]:
     """A python context of a test's own."""
     made = await inside.link.kernels.create(new_context_id(), "python")
     yield made.kernel
@@ -52,11 +52,11 @@ async def told(call: CellCall) -> tuple[str, list[object], CellResult]:
     return text.decode("utf-8", "replace"), others, await call.result()
 
 
-async def run(inside: Inside, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
+async def run(inside: GuestSession, context: str, code: str, **options: float | bool) -> tuple[str, list[object], CellResult]:
     return await told(await inside.link.kernels.execute(CellSpec(code, language=None, context=context, **options)))  # type: ignore[arg-type]
 
 
-async def kernel_of(inside: Inside, context: str) -> KernelInfo:
+async def kernel_of(inside: GuestSession, context: str) -> KernelInfo:
     """What the guest tells of a context and its kernel."""
     (kernel,) = [each for each in await inside.link.kernels.list() if each.kernel == context]
     return kernel
@@ -70,7 +70,7 @@ async def begun(call: CellCall) -> CellCall:
     raise AssertionError("it never began")
 
 
-async def test_contexts_have_their_own_state_folder_and_environment(inside: Inside) -> None:
+async def test_contexts_have_their_own_state_folder_and_environment(inside: GuestSession) -> None:
     one = (await inside.link.kernels.create(new_context_id(), "python", cwd="/tmp", env={"WHICH": "one"})).kernel
     two = (await inside.link.kernels.create(new_context_id(), "python")).kernel
     await run(inside, one, "x = 1")
@@ -88,7 +88,7 @@ async def test_contexts_have_their_own_state_folder_and_environment(inside: Insi
         await run(inside, one, "x")
 
 
-async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
+async def test_what_cannot_be_is_refused(inside: GuestSession, context: str) -> None:
     for language in ("bash", "cobol"):
         with pytest.raises(ConflictError):
             await inside.link.kernels.create(context, language)
@@ -100,7 +100,7 @@ async def test_what_cannot_be_is_refused(inside: Inside, context: str) -> None:
             await call(new_context_id())
 
 
-async def shells(inside: Inside, count: int) -> None:
+async def shells(inside: GuestSession, count: int) -> None:
     """Wait until so many run: one that starts forks before it is another program, and one that was killed is not gone at once."""
     for _ in range(1000):
         if await inside.sh(SHELLS) == f"{count}\n":
@@ -109,7 +109,7 @@ async def shells(inside: Inside, count: int) -> None:
     pytest.fail(f"not {count}, but {await inside.sh(SHELLS)}")
 
 
-async def test_number_of_contexts_is_limited(inside: Inside) -> None:
+async def test_number_of_contexts_is_limited(inside: GuestSession) -> None:
     made = [(await inside.link.kernels.create(new_context_id(), "bash")).kernel for _ in range(CONTEXTS)]
     with pytest.raises(LimitError, match=str(CONTEXTS)):
         await inside.link.kernels.create(new_context_id(), "bash")
@@ -119,14 +119,14 @@ async def test_number_of_contexts_is_limited(inside: Inside) -> None:
     await shells(inside, 0)
 
 
-async def test_waiting_does_not_count_for_a_cells_timeout(inside: Inside, context: str) -> None:
+async def test_waiting_does_not_count_for_a_cells_timeout(inside: GuestSession, context: str) -> None:
     cells = [await inside.link.kernels.execute(CellSpec(f"import time; time.sleep(0.4); print({n})", context=context, timeout_s=5)) for n in range(2)]
     cells.append(await inside.link.kernels.execute(CellSpec("print(2)", context=context, timeout_s=0.7)))
     assert [(await told(cell))[::2] for cell in cells] == [(f"{n}\n", await cells[n].result()) for n in range(3)]
     assert {(await cell.result()).status for cell in cells} == {"ok"}
 
 
-async def test_interrupted_waiting_execution_is_aborted_and_the_others_run(inside: Inside, context: str) -> None:
+async def test_interrupted_waiting_execution_is_aborted_and_the_others_run(inside: GuestSession, context: str) -> None:
     first = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.5); print('first')", context=context))
     second = await inside.link.kernels.execute(CellSpec("print('never')", context=context))
     third = await inside.link.kernels.execute(CellSpec("print('third')", context=context))
@@ -138,7 +138,7 @@ async def test_interrupted_waiting_execution_is_aborted_and_the_others_run(insid
     assert not await inside.link.kernels.interrupt(execution=second.id), "it is over"
 
 
-async def test_only_the_requested_execution_is_interrupted(inside: Inside, context: str) -> None:
+async def test_only_the_requested_execution_is_interrupted(inside: GuestSession, context: str) -> None:
     running = await begun(await inside.link.kernels.execute(CellSpec("import time\ntime.sleep(600)", context=context)))
     waiting = await inside.link.kernels.execute(CellSpec("print('after')", context=context))
     assert await inside.link.kernels.interrupt(execution=running.id)
@@ -149,7 +149,7 @@ async def test_only_the_requested_execution_is_interrupted(inside: Inside, conte
     assert (await told(waiting))[0] == "after\n"
 
 
-async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: Inside, context: str) -> None:
+async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_next(inside: GuestSession, context: str) -> None:
     flood = await inside.link.kernels.execute(CellSpec("while True: print('x' * 1000)", context=context))
     while (kernel := await kernel_of(inside, context)).state != "busy":  # noqa: ASYNC110 - a kernel killed earlier is replaced
         await asyncio.sleep(0.02)
@@ -160,7 +160,7 @@ async def test_a_kernel_that_dies_while_nobody_reads_leaves_its_context_to_the_n
     assert (await flood.result()).status == "died"
 
 
-async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Inside, context: str) -> None:
+async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: GuestSession, context: str) -> None:
     for stop, expected in ((True, "aborted"), (False, "ok")):
         failing = await inside.link.kernels.execute(CellSpec("import time; time.sleep(0.3); 1/0", context=context), stop_on_error=stop)
         waiting = await inside.link.kernels.execute(CellSpec("1", context=context))
@@ -169,7 +169,7 @@ async def test_an_error_aborts_what_waits_where_that_was_asked_for(inside: Insid
     assert (await run(inside, context, "1"))[2].status == "ok"
 
 
-async def test_a_restart_ends_what_runs_and_what_waits(inside: Inside, context: str) -> None:
+async def test_a_restart_ends_what_runs_and_what_waits(inside: GuestSession, context: str) -> None:
     await run(inside, context, "kept = 1")
     running = await begun(await inside.link.kernels.execute(CellSpec("import time; time.sleep(600)", context=context)))
     waiting = await inside.link.kernels.execute(CellSpec("1", context=context))
@@ -178,7 +178,7 @@ async def test_a_restart_ends_what_runs_and_what_waits(inside: Inside, context: 
     assert (await run(inside, context, "kept"))[2].status == "error"
 
 
-async def test_interrupt_reaches_every_kind_of_code_and_keeps_the_variables(inside: Inside, context: str) -> None:
+async def test_interrupt_reaches_every_kind_of_code_and_keeps_the_variables(inside: GuestSession, context: str) -> None:
     await run(inside, context, "import time; kept = 1")
     for code in (
         "while True: pass",
@@ -191,7 +191,7 @@ async def test_interrupt_reaches_every_kind_of_code_and_keeps_the_variables(insi
         assert (await run(inside, context, "print(kept)"))[0] == "1\n", code
 
 
-async def test_code_that_ignores_an_interrupt_is_killed_and_the_next_cell_has_a_new_kernel(inside: Inside, context: str) -> None:
+async def test_code_that_ignores_an_interrupt_is_killed_and_the_next_cell_has_a_new_kernel(inside: GuestSession, context: str) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
     call = await inside.link.kernels.execute(CellSpec(f"{deaf}\nprint('in its middle', flush=True)\nsum(range(10**12))", context=context))
     async for item in call:
@@ -205,7 +205,7 @@ async def test_code_that_ignores_an_interrupt_is_killed_and_the_next_cell_has_a_
     assert (await run(inside, context, "print(1)"))[0] == "1\n"
 
 
-async def test_output_and_displays_arrive_in_order(inside: Inside, context: str) -> None:
+async def test_output_and_displays_arrive_in_order(inside: GuestSession, context: str) -> None:
     shows = "print(f'o{n}', end=' '); print(f'e{n}', file=sys.stderr, end=' '); display(n); os.write(1, f'c{n} '.encode())"
     code = f"import os, sys\nfor n in range(50): {shows}"
     call = await inside.link.kernels.execute(CellSpec(code, context=context))
@@ -221,7 +221,7 @@ async def test_output_and_displays_arrive_in_order(inside: Inside, context: str)
         assert words.index(f"c{n}") < words.index(f"d{n + 1}")
 
 
-async def test_follower_that_does_not_read_stops_its_own_kernel_only(inside: Inside, context: str) -> None:
+async def test_follower_that_does_not_read_stops_its_own_kernel_only(inside: GuestSession, context: str) -> None:
     size, other = 12_000_000, (await inside.link.kernels.create(new_context_id(), "python")).kernel
     call = await inside.link.kernels.execute(
         CellSpec(
@@ -241,7 +241,7 @@ async def test_follower_that_does_not_read_stops_its_own_kernel_only(inside: Ins
     await inside.link.kernels.remove(other)
 
 
-async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(inside: Inside, context: str) -> None:
+async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(inside: GuestSession, context: str) -> None:
     call = await inside.link.kernels.execute(CellSpec("while True: print('x' * 1000)", context=context))
     async for _ in call:
         break
@@ -250,7 +250,7 @@ async def test_one_that_is_interrupted_while_nobody_reads_ends_all_the_same(insi
     assert (await told(call))[2].status == "error"
 
 
-async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, context: str) -> None:
+async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: GuestSession, context: str) -> None:
     code = "import os, time\nprint('one'); display(1)\nwhile not os.path.exists('/tmp/two'): time.sleep(0.02)\nprint('two'); display(2)"
     call = await begun(await inside.link.kernels.execute(CellSpec(code, context=context)))
     async for item in call:
@@ -265,7 +265,7 @@ async def test_a_cell_is_looked_at_and_gone_on_with_by_offset(inside: Inside, co
     assert (await told(await inside.link.kernels.attach(call.id)))[0] == "one\ntwo\n"
 
 
-async def test_kernel_that_fills_the_memory_is_killed_and_the_sandbox_continues(inside: Inside, context: str) -> None:
+async def test_kernel_that_fills_the_memory_is_killed_and_the_sandbox_continues(inside: GuestSession, context: str) -> None:
     async def has_free_memory() -> bool:
         return (await inside.instance.usage()).memory_bytes < LIMITS.memory_bytes * 3 // 4
 
@@ -278,7 +278,7 @@ async def test_kernel_that_fills_the_memory_is_killed_and_the_sandbox_continues(
         assert (await run(inside, context, "print('lives')"))[0] == "lives\n", code
 
 
-async def test_child_that_fills_the_memory_is_killed_and_its_kernel_continues(inside: Inside, context: str) -> None:
+async def test_child_that_fills_the_memory_is_killed_and_its_kernel_continues(inside: GuestSession, context: str) -> None:
     await run(inside, context, "kept = 1")
     # The pauses slow the child down, so that the guest can measure in time even if this machine is busy.
     child = "import time\nl = []\nwhile True: l.append(b'z' * (1 << 20)); time.sleep(0.002)"
@@ -287,7 +287,7 @@ async def test_child_that_fills_the_memory_is_killed_and_its_kernel_continues(in
 
 
 @pytest.mark.parametrize("how", ["killed", "died"])
-async def test_all_descendants_of_a_kernel_end_with_it_and_commands_continue(inside: Inside, context: str, how: str) -> None:
+async def test_all_descendants_of_a_kernel_end_with_it_and_commands_continue(inside: GuestSession, context: str, how: str) -> None:
     call = await inside.link.processes.start(ProcessSpec(("sleep", "1414"), timeout_s=None), attach=False)
     code = (
         "import os, subprocess, time\n"
@@ -317,7 +317,7 @@ async def test_all_descendants_of_a_kernel_end_with_it_and_commands_continue(ins
     await inside.link.processes.signal(call.id, 9)
 
 
-async def test_child_with_lower_resource_limits_ends_with_its_kernel(inside: Inside) -> None:
+async def test_child_with_lower_resource_limits_ends_with_its_kernel(inside: GuestSession) -> None:
     code = "for kind in f d; do (ulimit -$kind 1000000; setsid sleep 1416 > /dev/null 2>&1 &); done; sleep 0.3; ulimit -f"
     context = (await inside.link.kernels.create(new_context_id(), "bash")).kernel
     _, _, result = await run(inside, context, code)
@@ -329,7 +329,7 @@ async def test_child_with_lower_resource_limits_ends_with_its_kernel(inside: Ins
     await inside.link.kernels.remove(context)
 
 
-async def test_end_of_a_process_reports_cpu_time_and_peak_memory(inside: Inside) -> None:
+async def test_end_of_a_process_reports_cpu_time_and_peak_memory(inside: GuestSession) -> None:
     code = "x = bytearray(80 << 20)\nx[::4096] = b'1' * len(x[::4096])\nfor _ in range(3_000_000): pass"
     _, _, result = await inside.run("python3", "-c", code)
     assert result.cpu_s is not None

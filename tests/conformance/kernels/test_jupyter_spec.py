@@ -18,7 +18,7 @@ from sandlot.model.executions import CellError, CellStarted, Cleared, Display, O
 from sandlot.model.ids import new_context_id, new_process_id
 from sandlot.model.specs import CellSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import Inside
+from tests.support.driver_sandboxes import GuestSession
 from tests.support.localservice import EVERY_DAY
 
 LIMITS = replace(SMALL, memory_bytes=1 << 30, pids=256)
@@ -60,7 +60,7 @@ def joined(events: list[Event]) -> list[Event]:
 class Context:
     """A python kernel in a sandbox."""
 
-    inside: Inside
+    inside: GuestSession
     id: str
 
     async def run(self, code: str, *, silent: bool = False, store_history: bool = True, stop_on_error: bool = False, timeout_s: float = 60) -> Told:
@@ -76,13 +76,13 @@ class Context:
 
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
-async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, limits=LIMITS, template="code-interpreter-slim") as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="module")
-async def kernel(inside: Inside) -> AsyncIterator[Context]:
+async def kernel(inside: GuestSession) -> AsyncIterator[Context]:
     made = await inside.link.kernels.create(new_context_id(), "python")
     yield Context(inside, made.kernel)
     await inside.link.kernels.remove(made.kernel)
@@ -179,7 +179,7 @@ async def test_interrupt_raises_keyboard_interrupt_and_keeps_the_state(kernel: C
         assert await kernel.value("kept") == "'kept'", code
 
 
-async def test_restart_removes_all_state(inside: Inside) -> None:
+async def test_restart_removes_all_state(inside: GuestSession) -> None:
     context = Context(inside, (await inside.link.kernels.create(new_context_id(), "python")).kernel)
     await context.run("gone = 1")
     await inside.link.kernels.restart(context.id)

@@ -11,7 +11,7 @@ from sandlot.model.executions import Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import CellSpec, ProcessSpec
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import Inside
+from tests.support.driver_sandboxes import GuestSession
 from tests.support.until import until
 
 GREEDY = "l = []\nwhile True: l.append(b'z' * (1 << 20))"
@@ -21,14 +21,14 @@ FORKS = "import os, time\nfor n in range(24):\n    if not os.fork():\n        l 
 
 
 @pytest.fixture(scope="module")
-async def gvisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def gvisor(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     """A gVisor sandbox that tests share."""
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation="gvisor", limits=SMALL) as inside:
         yield inside
 
 
 @pytest.mark.parametrize("argv", [("python3", "-c", GREEDY), ("tail", "/dev/zero"), ("python3", "-c", FORKS)])
-async def test_command_that_fills_the_memory_is_killed_with_a_message(gvisor: Inside, argv: tuple[str, ...]) -> None:
+async def test_command_that_fills_the_memory_is_killed_with_a_message(gvisor: GuestSession, argv: tuple[str, ...]) -> None:
     command = await gvisor.link.processes.start(ProcessSpec(argv, timeout_s=60))
     text = "".join([item.data.decode() async for item in command if isinstance(item, Output)])
     result = await command.result()
@@ -38,7 +38,7 @@ async def test_command_that_fills_the_memory_is_killed_with_a_message(gvisor: In
 
 
 @pytest.mark.parametrize("size", [None, 80])
-async def test_child_of_a_command_that_fills_the_memory_is_killed_with_a_message(gvisor: Inside, size: int | None) -> None:
+async def test_child_of_a_command_that_fills_the_memory_is_killed_with_a_message(gvisor: GuestSession, size: int | None) -> None:
     command = await gvisor.link.processes.start(ProcessSpec(("sh", "-c", "setsid -w tail /dev/zero; echo after"), timeout_s=60, rows=size, cols=size))
     text = "".join([item.data.decode() async for item in command if isinstance(item, Output)])
     assert (await command.result()).exit_code == 0
@@ -46,7 +46,7 @@ async def test_child_of_a_command_that_fills_the_memory_is_killed_with_a_message
     assert "after" in text
 
 
-async def test_process_in_the_background_that_fills_the_memory_is_killed(gvisor: Inside) -> None:
+async def test_process_in_the_background_that_fills_the_memory_is_killed(gvisor: GuestSession) -> None:
     await gvisor.sh("(sleep 0.5; tail /dev/zero; echo $? >/workspace/status) >/dev/null 2>&1 &")
 
     async def has_ended() -> bool:  # without a command, during which memory is measured more often

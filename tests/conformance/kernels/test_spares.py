@@ -13,7 +13,7 @@ from sandlot.model.executions import Display, Output
 from sandlot.model.ids import new_context_id
 from sandlot.model.specs import MIB, CellSpec, User
 from tests.conformance.guest.conftest import SMALL, open_sandbox
-from tests.support.lives import Inside
+from tests.support.driver_sandboxes import GuestSession
 from tests.support.localservice import EVERY_DAY
 
 PACKAGES = "/usr/local/lib/python3.11/dist-packages"
@@ -23,17 +23,17 @@ LIMITS = replace(SMALL, memory_bytes=1024 * MIB, pids=256)
 
 
 @pytest.fixture(scope="module", params=EVERY_DAY)
-async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Inside]:
+async def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[GuestSession]:
     """A sandbox with IPython that the tests of a module share."""
     async with open_sandbox(tmp_path_factory.mktemp("data"), isolation=request.param, template="code-interpreter-slim", limits=LIMITS) as sandbox:
         yield sandbox
 
 
-async def new(inside: Inside, **env: str) -> str:
+async def new(inside: GuestSession, **env: str) -> str:
     return (await inside.link.kernels.create(new_context_id(), "python", env=env)).kernel
 
 
-async def remove(inside: Inside, context: str) -> None:
+async def remove(inside: GuestSession, context: str) -> None:
     """Remove a context and wait until its kernel is gone, which would look like a spare while it ends."""
     pid = await pid_of(inside, context)
     await inside.link.kernels.remove(context)
@@ -41,36 +41,36 @@ async def remove(inside: Inside, context: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def pid_of(inside: Inside, context: str) -> int:
+async def pid_of(inside: GuestSession, context: str) -> int:
     return next(info.pid or 0 for info in await inside.link.kernels.list() if info.kernel == context)
 
 
-async def value(inside: Inside, context: str, code: str) -> object:
+async def value(inside: GuestSession, context: str, code: str) -> object:
     call = await inside.link.kernels.execute(CellSpec(code, context=context))
     shown = [item async for item in call if isinstance(item, Display)]
     assert (await call.result()).status == "ok"
     return shown[-1].data["text/plain"] if shown else None
 
 
-async def unused(inside: Inside) -> list[int]:
+async def unused(inside: GuestSession) -> list[int]:
     """The pids that no context has of the fork server and of what it has forked, oldest first. Forks have its command line."""
     found = await inside.sh("ps -eo pid,ppid,sid,args | awk '/[k]ernel.py --fork-server/ && $2 == 1 && $3 == $1 {print $1}'")
     known = {info.pid for info in await inside.link.kernels.list()}
     return [pid for pid in sorted(map(int, found.split())) if pid not in known]
 
 
-async def fork_server(inside: Inside) -> int | None:
+async def fork_server(inside: GuestSession) -> int | None:
     return next(iter(await unused(inside)), None)
 
 
-async def spare(inside: Inside) -> int:
+async def spare(inside: GuestSession) -> int:
     """Wait until a kernel is forked for the next context; its pid."""
     while len(pids := await unused(inside)) != 2:  # noqa: ASYNC110 - only polling shows what the guest has forked
         await asyncio.sleep(0.02)
     return pids[1]
 
 
-async def test_new_context_gets_the_spare_kernel(inside: Inside) -> None:
+async def test_new_context_gets_the_spare_kernel(inside: GuestSession) -> None:
     assert await value(inside, "default", "1 + 1") == "2"
     for _ in range(2):
         waiting = await spare(inside)
@@ -81,7 +81,7 @@ async def test_new_context_gets_the_spare_kernel(inside: Inside) -> None:
         await remove(inside, context)
 
 
-async def test_kernels_of_one_fork_server_draw_different_random_numbers(inside: Inside) -> None:
+async def test_kernels_of_one_fork_server_draw_different_random_numbers(inside: GuestSession) -> None:
     contexts = [await new(inside) for _ in range(3)]
     code = "import random, numpy; random.random(), numpy.random.random(), __import__('os').urandom(8)"
     assert len({await value(inside, context, code) for context in contexts}) == 3
@@ -89,7 +89,7 @@ async def test_kernels_of_one_fork_server_draw_different_random_numbers(inside: 
         await remove(inside, context)
 
 
-async def test_environment_needed_before_imports_starts_a_new_kernel(inside: Inside) -> None:
+async def test_environment_needed_before_imports_starts_a_new_kernel(inside: GuestSession) -> None:
     waiting = await spare(inside)
     context = await new(inside, OMP_NUM_THREADS="1", PYTHONHASHSEED="7")
     assert await value(inside, context, "import os, sys; os.environ['OMP_NUM_THREADS'], sys.flags.hash_randomization") == "('1', 1)"
@@ -105,7 +105,7 @@ async def test_new_context_imports_packages_as_they_are_on_the_disk(isolation: s
         await _changed_packages_are_imported(inside)
 
 
-async def _changed_packages_are_imported(inside: Inside) -> None:
+async def _changed_packages_are_imported(inside: GuestSession) -> None:
     waiting, server = await spare(inside), await fork_server(inside)
     await inside.sh(f"mkdir {PACKAGES}/unrelated", User.ROOT)
     context = await new(inside)
@@ -121,7 +121,7 @@ async def _changed_packages_are_imported(inside: Inside) -> None:
     await remove(inside, context)
 
 
-async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: Inside) -> None:
+async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: GuestSession) -> None:
     context = await new(inside)
     assert await value(inside, context, "x = 7; x") == "7"
     await spare(inside)
@@ -133,7 +133,7 @@ async def test_without_the_fork_server_there_are_kernels_all_the_same(inside: In
         await remove(inside, each)
 
 
-async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: Inside) -> None:
+async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no_other(inside: GuestSession) -> None:
     await spare(inside)
     stopped = await fork_server(inside)
     state = ""
@@ -148,7 +148,7 @@ async def test_a_fork_server_that_does_not_answer_is_waited_for_by_one_and_by_no
     assert await fork_server(inside) not in {None, stopped}
 
 
-async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_one(inside: Inside) -> None:
+async def test_kernel_that_ends_before_its_first_message_is_replaced_by_a_plain_one(inside: GuestSession) -> None:
     folder = "/tmp/dying"
     site = f"import os\nfd = os.open('{folder}/starts', os.O_CREAT | os.O_APPEND | os.O_RDWR)\nos.write(fd, b'x')\n"
     site += "if os.fstat(fd).st_size == 1:\n    os._exit(1)\nos.close(fd)\n"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.builds.context import Context, read_context, unpack
+from sandlot.builds.context import MAX_DEPTH, Context, read_context, unpack
 from sandlot.builds.limits import BuildLimits
+from sandlot.builds.patterns import ComparisonBudget
 from sandlot.model.errors import InvalidRequestError, LimitError, SandlotError
 
 LIMITS = BuildLimits(context_bytes=1_000_000, context_entries=100)
@@ -33,7 +34,7 @@ def archive(*entries: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> bytes:
 def read(data: bytes, folder: Path, limits: BuildLimits = LIMITS) -> Context:
     path = folder / "context"
     path.write_bytes(data)
-    return read_context(path, folder, limits)
+    return read_context(path, folder, limits, ComparisonBudget())
 
 
 FILES = (
@@ -59,7 +60,7 @@ FILES = (
         ("app", ["app"]),
         ("./app/", ["app"]),
         ("app/*.py", ["app/b.py", "app/main.py"]),
-        ("*/main.py", ["app/main.py", "app/main.py"]),
+        ("*/main.py", ["app/main.py"]),
         ("app/link", ["app/main.py"]),
         ("folder/b.py", ["app/b.py"]),
         ("R[A-F]*", ["README"]),
@@ -134,6 +135,34 @@ def test_hostile_archive_is_refused(tmp_path: Path, entries: tuple[tuple[tarfile
 def test_damaged_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(InvalidRequestError, match=r"archive cannot be read"):
         read(data, tmp_path)
+
+
+def test_folders_in_folders_are_limited(tmp_path: Path) -> None:
+    context = read(archive(entry("a/" * (MAX_DEPTH - 1) + "b", b"x")), tmp_path, BuildLimits())
+    assert len(context.items) == MAX_DEPTH + 1
+    context.close()
+    with pytest.raises(InvalidRequestError, match="names in its path"):
+        read(archive(entry("a/" * MAX_DEPTH + "b", b"x")), tmp_path, BuildLimits())
+
+
+def test_links_to_folders_above_do_not_multiply_what_a_pattern_names(tmp_path: Path) -> None:
+    context = read(archive(*(entry(f"link{number}", kind=tarfile.SYMTYPE, target=".") for number in range(80))), tmp_path)
+    assert len(context.find("/".join("*" * 100), follow=False)) == 80
+    assert [item.name for item in context.find("*", follow=True)] == [""]
+    context.close()
+
+
+def test_comparisons_of_a_context_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [entry(str(number)) for number in range(50)]
+    monkeypatch.setattr(ComparisonBudget.__init__, "__defaults__", (120,))
+    context = read(archive(*files, entry(".dockerignore", b"**/none")), tmp_path)
+    with pytest.raises(LimitError, match="too many files for the wildcards"):
+        context.find("*", follow=True)
+    context.close()
+    with pytest.raises(LimitError, match="too many files for the wildcards"):
+        read(archive(*files, entry(".dockerignore", b"**/a\n**/b\n**/c")), tmp_path)
+    with pytest.raises(InvalidRequestError, match="characters"):
+        context.find("a/" * 3_000, follow=True)
 
 
 def test_expansion_of_a_small_archive_is_limited(tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ def test_variables_are_expanded_with_the_environment_of_the_base(word: str, valu
     assert only(f"ENV A=one\nENV X={word}", env={"PATH": "/bin"}) == Env({"X": value})
 
 
+def test_common_patterns_are_expanded() -> None:
+    values = {"A": "1.2.3-rc1", "P": "/usr/bin:/bin:/usr/local/bin", "N": "n" * 200}
+    action = only('ENV B="${A%%.*}-${P##*/}-${A//./_}" C=${A#${A%.*}} D=${N%%n*} E="${A:-"${P##*/}"}"', env=values)
+    assert action == Env({"B": "1-bin-1_2_3-rc1", "C": ".3-rc1", "D": "", "E": "1.2.3-rc1"})
+    script = 'if [ "${x##*/}" = y ]; then echo "${HOME%/*}:$N"; fi\n' * 50
+    (file,) = only(f"COPY <<E /x\n{script}E", env={**values, "HOME": "/root"}).files  # type: ignore[union-attr]
+    assert file.content.decode().startswith(f'if [ "" = y ]; then echo ":{values["N"]}"; fi\n')
+
+
 def test_variable_is_set_from_the_next_instruction_on() -> None:
     assert only("ENV A=old\nENV A=new B=$A") == Env({"A": "new", "B": "old"})
 
@@ -150,6 +159,8 @@ def test_cache_mount_is_ignored_with_a_warning() -> None:
         ("FROM base\nRUN --network=host x", "Line 2 (RUN): The network 'host'"),
         ("FROM base\nRUN --security=insecure x", "Line 2 (RUN)"),
         ("FROM base\nRUN", "RUN"),
+        ('FROM base\nRUN <<E\n#!/bin/"sh\nE', "Line 2 (RUN): The line '#!/bin/\"sh' is invalid"),
+        ("FROM base\nRUN <<E\n#!/bin/sh \\\nE", "Line 2 (RUN)"),
         ("FROM base\nCOPY a", "Line 2 (COPY): A copy has no source"),
         ("FROM base\nCOPY a b c", "Line 2 (COPY): Several files cannot be copied"),
         ("FROM base\nCOPY --chmod=rwx a b", "Line 2 (COPY): 'rwx' is not a file mode"),
@@ -182,8 +193,18 @@ def test_error_names_line_and_instruction(text: str, message: str) -> None:
         "FROM base\nENV A=" + "x" * 100 + "\n" + "ENV A=$A$A$A$A$A$A$A$A\n" * 20,
         "FROM base\nENV A=" + "x" * 10_000 + "\nENV B=" + "$A" * 100_000,
         "FROM base\nENV A=" + "a" * 30_000 + "\nENV B=${A#*a*b}",
-        "FROM base\nENV A=aaa\nENV B=${A#*a*a*a*b}",
+        "FROM base\nENV A=" + "a" * 1_000 + "\nENV B=${A#*a*a*a*b}",
         "FROM base\nENV A=" + "${A:-" * 5_000 + "}" * 5_000,
+        "FROM " + "${a#" * 60_000,
+        "ARG A=" + "${a#" * 60_000,
+        "# a=b" + " " * 200_000 + "c\nFROM base",
+        "FROM base\nENV A=x B=" + "${A%" + "b" * 200_000 + "}",
+        "FROM base\nENV A=" + "a" * 100 + " B=*a*a*a*a*a*a*a*ab\nENV C=${A#$B}",
+        "FROM base\nENV A=" + "a" * 100 + "\nENV C=${A#*\\}*a*a*a*a*a*ab}",
+        "FROM base\nENV A=" + "a" * 100 + "\nENV C=${A//a/${A//a/${A//a/$A}}}",
+        "FROM base\nENV @=" + "a" * 100 + '\nENV C="${@#*a*a*a*a*a*a*ab}"',
+        "FROM base\nENV A=" + "a" * 250 + "\nENV " + " ".join(f"C{number}=${{A/*a*b/x}}" for number in range(4_000)),
+        "FROM base\nENV A=" + "a" * 100_000 + "\nCOPY " + f"{'$A' * 32} " * 100 + "/",
         "FROM base\n" + "".join(f"COPY <<E /x\n{'$A' * 50_000}\nE\n" for _ in range(2)) + "ENV X=${A",
     ],
 )

@@ -40,6 +40,13 @@ async def test_layer_is_stored_under_its_digest(store: LayerStore, monkeypatch: 
     assert await content(store) == CONTENT
 
 
+async def test_layer_without_compression_has_one_digest(store: LayerStore) -> None:
+    with store.begin() as writer:
+        writer.append(CONTENT)
+        layer = await writer.finish(LAYER.media_type)
+    assert (layer.digest, layer.diff_id, await content(store, layer)) == (LAYER.digest, LAYER.digest, CONTENT)
+
+
 async def test_known_layer_is_read_once(store: LayerStore) -> None:
     await store.put(LAYER, pieces(CONTENT))
     await store.put(LAYER, _never())

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import subprocess
 import sys
-import tarfile
+import uuid
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from sandlot.builds import merge_sandbox
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
+from sandlot.images.progress import discard_progress
+from sandlot.model.access import INTERNAL, Principal
+from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, LimitError, SandboxEndedError
 from sandlot.model.executions import Channel, Output
 from sandlot.model.images import Layer
+from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo
+from sandlot.model.specs import MIB
 from tests.support.image_layers import entry, job_of, layer_of
+from tests.support.scripted_node import ScriptedNode, sandbox_info
 
 LAYER = Layer("sha256:" + "a" * 64, 10, "tar", "sha256:" + "b" * 64)
 
@@ -85,8 +90,54 @@ async def test_layer_is_sent_up_to_one_byte_above_its_size() -> None:
     assert closed == [True]
 
 
-async def test_tree_is_packed_with_numeric_owners(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x")
-    data = b"".join([chunk async for chunk in merge_sandbox._pack(tmp_path)])  # noqa: SLF001
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        assert {member.name: (member.uid, member.uname) for member in archive} == {".": (os.getuid(), ""), "./a": (os.getuid(), "")}
+@pytest.mark.parametrize("has_space", [True, False])
+async def test_base_is_sent_only_if_no_root_file_system_has_it(tmp_path: Path, *, has_space: bool) -> None:
+    image = tmp_path / "root.erofs"
+    image.write_bytes(b"x" * 3 * MIB)
+    base = merge_sandbox.BaseImage("d" * 64, image, uuid.uuid4())
+    scripted = ScriptedNode()
+
+    def create(principal: Principal, params: CreateSandboxParams, **_: object) -> SandboxInfo:
+        disks.append(params.limits.disk_bytes or 0)
+        if params.template == "builder":
+            return sandbox_info()
+        assert (principal, params.template) == (INTERNAL, f"builder+{'d' * 64}")
+        if not has_space:
+            raise LimitError("The disk is full.", code=ErrorCode.NODE_DISK_FULL)
+        return sandbox_info()
+
+    written: list[str] = []
+    disks: list[int] = []
+
+    async def write(path: str, chunks: AsyncIterator[bytes], **_: object) -> None:
+        written.append(path)
+        content = b"".join([chunk async for chunk in chunks])
+        assert (content == image.read_bytes()) if path == "/build/base" else content
+
+    scripted.script("sandboxes.create", *([create] * (1 if has_space else 2)))
+    scripted.script("files.write", *([write] * (2 if has_space else 3)))
+    job = merge_sandbox.MergeJob("e" * 64, uuid.uuid4(), (), base, merge_sandbox.MergeLimits(), lambda: None)
+    run = merge_sandbox._Merge(scripted.services, job, discard_progress)  # noqa: SLF001 - the sandbox
+    await run.open()
+    await run.send(no_layer)
+    scripted.check()
+    assert has_space or disks[1] - disks[0] == image.stat().st_size
+    path = "/base.erofs" if has_space else "/build/base"
+    assert [each for each in written if "base" in each] == ([] if has_space else [path])
+    described = run._description()  # noqa: SLF001 - the job
+    assert (described["base"], described["base_uuid"], described["layers"]) == (path, str(base.uuid), [])
+
+
+def no_layer(_layer: Layer) -> AsyncIterator[bytes]:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_base_that_was_made_again_or_removed_during_the_build_is_refused(tmp_path: Path, *, is_there: bool) -> None:
+    path = tmp_path / "base.erofs"
+    if is_there:
+        path.write_bytes(bytes(8192))
+    base = merge_sandbox.BaseImage("d" * 64, path, uuid.uuid4())
+    with pytest.raises(ConflictError) as refused:
+        merge_sandbox._copy_base(base, tmp_path / "root.erofs", lambda: None)  # noqa: SLF001 - what the host does
+    assert refused.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tarfile
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from sandlot.builds import overlays
-from sandlot.builds.blobs import LayerArchive, _translate
+from sandlot.builds.layer_maker import LayerArchive, _translate
 from sandlot.builds.overlays import FILE_END, FileRecord, OverlayReader
 from sandlot.model.errors import ConflictError, InvalidRequestError, LimitError
 from sandlot.protocol import values
@@ -73,7 +72,7 @@ def test_file_has_its_announced_size_whatever_the_sandbox_sends() -> None:
         ({"kind": "link", "path": b"/a", "target": b"../b"},),
         ({"kind": "symlink", "path": b"/a", "target": b""},),
         ({"kind": "symlink", "path": b"/a", "target": b"a\0"},),
-        ({"kind": "layer", "version": 1},),
+        ({"kind": "overlay", "version": 1},),
         ([],),
     ],
 )
@@ -97,7 +96,7 @@ def test_size_and_number_of_files_are_limited() -> None:
 
 def test_layer_has_owners_modes_times_attributes_links_and_whiteouts() -> None:
     out = io.BytesIO()
-    archive = LayerArchive(out)
+    archive = LayerArchive(out.write)
     data = raw(
         {"kind": "folder", "path": b"/d", "mode": 0o2755, "uid": 3_000_000, "gid": 0, "mtime_ns": 0},
         FILE,
@@ -113,9 +112,7 @@ def test_layer_has_owners_modes_times_attributes_links_and_whiteouts() -> None:
         {"kind": "gone", "path": b"/h"},
     )
     _translate(OverlayReader(10**6, 100), archive, data)
-    layer = archive.finish()
-    assert layer.digest == layer.diff_id == f"sha256:{hashlib.sha256(out.getvalue()).hexdigest()}"
-    assert layer.size_bytes == len(out.getvalue())
+    archive.end()
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as made:
         found = {info.name: info for info in made}
         content = made.extractfile("a")
@@ -136,4 +133,4 @@ def test_layer_has_owners_modes_times_attributes_links_and_whiteouts() -> None:
 
 def test_name_of_a_whiteout_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"\.wh\."):
-        LayerArchive(io.BytesIO()).add(FileRecord("file", b"/etc/.wh.passwd"))
+        LayerArchive(io.BytesIO().write).add(FileRecord("file", b"/etc/.wh.passwd"))

@@ -50,6 +50,11 @@ async def test_saved_step_is_found_again_and_is_internal(node: MemoryNode, sandb
     assert await steps.find(BOB.owner, KEYS[0]) is None
     for principal in (ALICE, OPERATOR):
         assert (await node.services.snapshots.list(principal, after=None, limit=9)).items == []
+        for name in (found.id, found.name or ""):
+            with pytest.raises(NotFoundError):
+                await node.services.snapshots.get(principal, name)
+            with pytest.raises(NotFoundError):
+                await node.services.snapshots.delete(principal, name)
     assert await node.store.snapshots.totals(ALICE.owner) == (0, 0)
     page = await node.store.events.page(owner=None, sandbox=None, after=0, limit=99)
     assert not [each for each in page if each.event.type.startswith("snapshot.")]
@@ -61,10 +66,14 @@ async def test_only_builds_start_from_a_saved_step(node: MemoryNode, sandbox: Sa
     found = await steps.find(ALICE.owner, KEYS[0])
     assert found is not None
     params = CreateSandboxParams(snapshot=found.id)
-    with pytest.raises(NotFoundError):
-        await node.sandboxes.create(ALICE, params)
+    for principal in (ALICE, OPERATOR):
+        with pytest.raises(NotFoundError):
+            await node.sandboxes.create(principal, params)
     info = await node.service.node.sandboxes.create(ALICE, params, snapshot_owner=INTERNAL)
     assert node.sandboxes.find(info.id, OPERATOR).owner == ALICE.owner
+    assert (info.spec.snapshot, info.spec.restored) == (None, "memory")
+    page = await node.store.events.page(owner=None, sandbox=None, after=0, limit=99)
+    assert found.id not in str(page)
     await steps.forget(found)
     await steps.forget(found)
     assert await steps.find(ALICE.owner, KEYS[0]) is None
@@ -81,6 +90,20 @@ async def test_oldest_steps_of_each_owner_make_room_for_new_ones(node: MemoryNod
     node.clock.advance(1)
     await steps.save(OPERATOR, sandbox.id, BOB.owner, KEYS[0])
     assert await kept(node) == [f"{ALICE.owner}-{KEYS[1][:32]}", f"{ALICE.owner}-{KEYS[2][:32]}", f"{BOB.owner}-{KEYS[0][:32]}"]
+
+
+async def test_oldest_steps_of_the_node_make_room_for_new_ones(node: MemoryNode, sandbox: Sandbox, tmp_path: Path) -> None:
+    await cache(node, tmp_path).save(ALICE, sandbox.id, ALICE.owner, KEYS[0])
+    size_bytes = (await node.store.snapshots.list_by_node(node.service.node.id))[0].size_bytes
+    steps = cache(node, tmp_path, cache_bytes=2 * size_bytes, node_cache_bytes=3 * size_bytes)
+    for owner, key in ((BOB, KEYS[0]), (ALICE, KEYS[1]), (ALICE, KEYS[2]), (ALICE, KEYS[3])):
+        node.clock.advance(1)
+        await steps.save(OPERATOR, sandbox.id, owner.owner, key)
+    assert await kept(node) == [f"{BOB.owner}-{KEYS[0][:32]}", f"{ALICE.owner}-{KEYS[2][:32]}", f"{ALICE.owner}-{KEYS[3][:32]}"]
+    node.clock.advance(1)
+    await steps.save(OPERATOR, sandbox.id, BOB.owner, KEYS[1])
+    assert len(await kept(node)) == 3
+    assert f"{BOB.owner}-{KEYS[0][:32]}" not in await kept(node)
 
 
 async def test_steps_of_all_owners_are_removed_when_they_are_old(node: MemoryNode, sandbox: Sandbox, tmp_path: Path) -> None:

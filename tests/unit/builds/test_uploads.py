@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -95,6 +96,25 @@ async def test_name_that_is_no_name_is_refused(stored: Uploads, name: str) -> No
         await stored.find(MINE, name)
 
 
+async def test_values_of_the_service_are_no_uploads(stored: Uploads, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stored.write_value(MINE, "a", b"value")
+    assert (await stored.find(MINE, "a"), await stored.read_value(OTHER, "a")) == (None, None)
+    await stored.write(MINE, "a", pieces(b"of a client"))
+    with pytest.raises(InvalidRequestError):
+        await stored.write(MINE, ".value-a", pieces(b"of a client"))
+    clock.advance(PROTECTED_S + 1)
+    await stored.remove_unused()
+    assert await stored.read_value(MINE, "a") == b"value"
+    with pytest.raises(LimitError, match="at most"):
+        await stored.write_value(MINE, "b", bytes(uploads.MAX_VALUE_BYTES + 1))
+    monkeypatch.setattr(uploads, "OWNER_MAX_BYTES", 20)
+    with pytest.raises(LimitError, match="together"):
+        await stored.write_value(MINE, "c", bytes(20))
+    clock.advance(UNUSED_S + 1)
+    await stored.remove_unused()
+    assert await stored.read_value(MINE, "a") is None
+
+
 async def test_upload_above_a_limit_is_refused_and_leaves_nothing(stored: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(principal: Principal, content: bytes) -> ErrorCode:
         with pytest.raises(SandlotError) as error:
@@ -127,6 +147,71 @@ async def test_remains_of_a_killed_service_are_removed(stored: Uploads, clock: M
     clock.advance(PROTECTED_S + 1)
     await stored.write(MINE, "b", pieces(b"1"))
     assert files(tmp_path) == [f"uploads/{MINE.owner}/b"]
+
+
+async def test_build_holds_its_uploads_until_it_has_ended(
+    stored: Uploads, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "OWNER_MAX_BYTES", 10)
+    paths = [(await stored.write(MINE, name, pieces(name.encode() * 4))).path for name in ("a", "b")]
+    held = await stored.hold(paths[:1])
+    assert list(held) == paths[:1]
+    clock.advance(UNUSED_S + 1)
+    await stored.remove_unused()
+    assert [path.exists() for path in paths] == [False, False]
+    await stored.write(MINE, "a", pieces(b"new!"))
+    assert held[paths[0]].read_bytes() == b"aaaa"
+    with pytest.raises(LimitError, match="more than 10 bytes"):  # the held file counts
+        await stored.write(MINE, "c", pieces(b"cccc"))
+    await stored.release(held.values())
+    await stored.release(held.values())
+    await stored.write(MINE, "c", pieces(b"cccc"))
+    assert files(tmp_path) == [f"uploads/{MINE.owner}/a", f"uploads/{MINE.owner}/c"]
+
+
+async def test_upload_that_a_build_holds_counts_once_and_is_not_evicted(stored: Uploads, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "OWNER_MAX_BYTES", 10)
+    first, second = [(await stored.write(MINE, name, pieces(b"x" * 4))).path for name in ("first", "second")]
+    held = await stored.hold([first])
+    await stored.write(MINE, "third", pieces(b"xx"))
+    clock.advance(PROTECTED_S + 1)
+    await stored.write(MINE, "fourth", pieces(b"x" * 4))
+    assert (first.exists(), second.exists()) == (True, False)
+    await stored.write(MINE, "first", pieces(b"xx"))
+    assert held[first].read_bytes() == b"x" * 4
+
+
+async def test_build_that_ends_during_an_upload_does_not_fail_the_upload(stored: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = await stored.hold([(await stored.write(MINE, "a", pieces(b"x"))).path])
+    stat = Path.stat
+
+    def released(path: Path, **options: bool) -> os.stat_result:
+        if path in held.values():
+            path.unlink()
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", released)
+    written = await stored.write(MINE, "b", pieces(b"new"))
+    assert written.path.read_bytes() == b"new"
+
+
+async def test_removed_upload_cannot_be_held(stored: Uploads, tmp_path: Path) -> None:
+    kept, gone = [(await stored.write(MINE, name, pieces(b"x"))).path for name in ("kept", "gone")]
+    await stored.remove(MINE, "gone")
+    with pytest.raises(InvalidRequestError, match="removed before it started"):
+        await stored.hold([kept, gone])
+    assert files(tmp_path) == [f"uploads/{MINE.owner}/kept"]
+    elsewhere = tmp_path / "context.tar"
+    elsewhere.write_bytes(b"x")
+    assert await stored.hold([elsewhere]) == {}
+
+
+async def test_what_builds_of_the_last_service_held_is_released(stored: Uploads, tmp_path: Path) -> None:
+    await stored.open()
+    await stored.hold([(await stored.write(MINE, "a", pieces(b"x"))).path])
+    assert len(files(tmp_path)) == 2
+    await stored.open()
+    assert files(tmp_path) == [f"uploads/{MINE.owner}/a"]
 
 
 async def test_oldest_unused_uploads_make_room_for_new_ones_of_the_same_owner(

@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.cli.main import dispatch
 from sandlot.host.free_space import FreeSpace
-from sandlot.images.build_cache import BuildCache
+from sandlot.images.artifact_cache import ArtifactCache
 from sandlot.images.package_changes import PackageChange
 from sandlot.images.store import Image, ImageStore, ImageUpdate
 from tests.unit.sdk.scripted import Reply, Script, Seen, events
@@ -25,7 +25,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     def build(folder: Path, _lock: object) -> None:
         (folder / "manifest.json").write_text(json.dumps({"name": "old", "size_bytes": 3 << 20, "digest": "d" * 64}))
 
-    BuildCache(tmp_path, "roots", FreeSpace(tmp_path)).ensure(KEY, build, lambda: None)
+    ArtifactCache(tmp_path, "roots", FreeSpace(tmp_path)).ensure(KEY, build, lambda: None)
     before = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, before)
@@ -35,7 +35,7 @@ def test_builds_are_listed_and_deleted(cache: Path, capsys: pytest.CaptureFixtur
     at = ["--cache", str(cache)]
     assert dispatch(["image", "ls", *at]) == 0
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert (head, row[:3], row[-1]) == (["KIND", "KEY", "SIZE", "BUILT", "NAME", "FROM"], ["roots", KEY, "3M"], "old")
+    assert (head, row[:3], row[-1]) == (["KIND", "KEY", "SIZE", "BUILT", "NAME", "FROM", "USE"], ["roots", KEY, "3M"], "old")
     assert dispatch(["image", "ls", "--json", *at]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["digest"], listed["origin"]) == ("old", "d" * 64, "")
@@ -109,7 +109,7 @@ def _built(request: Seen) -> Reply:
 
 
 def test_update_shows_digests_and_changed_packages(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = (Image("small", KEY, digest * 64, cache, {}, 1, 1) for digest in "de")
+    old, new = (Image("small", KEY, digest * 64, cache, 1, 1, {}) for digest in "de")
     changed = PackageChange("deb", "bash", "5.1", "5.2")
     updates = [ImageUpdate(old, new, [changed]), ImageUpdate(old, old, []), ImageUpdate(None, new, [])]
     built: list[str] = []

@@ -25,7 +25,7 @@ from tests.meta.tree import ROOT
 
 COMMANDS = {
     *("run", "create", "ls", "info", "update", "usage", "rm", "exec", "shell", "repl", "cp", "install", "ps", "logs", "process kill", "ports"),
-    *("forward", "url", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade"),
+    *("forward", "url", "pause", "resume", "hibernate", "fork", "fork-tree", "promote", "grade", "languages"),
     *("agent create", "agent ls", "agent chat", "agent rm"),
     *("network info", "network approve", "mcp install"),
     *("context ls", "context create", "context rm", "context restart", "context interrupt"),
@@ -146,13 +146,13 @@ OTHER_IMPORTS = {
     "service.py": {"sandlot.server"},
     "keys.py": {"sandlot.server", "sandlot.core.access.api_keys", "sandlot.model.access", "sandlot.model.records"},
     "images.py": {"sandlot.images", "sandlot.server.settings", "sandlot.model.images", "sandlot.model.templates"},
-    "sbom.py": {"sandlot.link"},
+    "sbom.py": {"sandlot.images.packages", "sandlot.link"},
     "mcp.py": {"sandlot.mcp"},
-    "options.py": {"sandlot.images.recipe"},
+    "options.py": {"sandlot.images.recipe_files"},
     "doctor/checks.py": {"sandlot.host", "sandlot.server", "sandlot.drivers", "sandlot.core", "sandlot.images", "sandlot.model"},
     "doctor/command.py": {"sandlot.host"},
     "programs.py": {"sandlot.model.languages"},
-    "run.py": {"sandlot.model.languages"},
+    "run.py": {"sandlot.model.languages", "sandlot.model.paths"},
     "version.py": {"sandlot.host.programs"},
 }
 """Imports besides public names of ``sandlot.sdk``: of commands that work on this machine and not through a service."""

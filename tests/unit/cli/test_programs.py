@@ -49,6 +49,74 @@ def test_what_is_given_is_sent_and_what_it_wrote_is_shown(there: Script, program
     ]
 
 
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    """A directory with three cases."""
+    folder = tmp_path / "cases"
+    folder.mkdir()
+    for name, stdin, suffix, expected in (("10", "5", ".out", "10"), ("9", "2", ".ans", "4"), ("sample", "1", ".out", "2")):
+        (folder / f"{name}.in").write_text(stdin)
+        (folder / f"{name}{suffix}").write_text(expected)
+    (folder / "notes.txt").write_text("no case")
+    return folder
+
+
+def test_cases_of_a_directory_are_sent_in_the_order_of_their_numbers_and_their_verdicts_are_shown(
+    there: Script, program: Path, cases: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    results = [RESULT, {**RESULT, "status": "timeout", "exit_code": 124, "peak_bytes": None, "detail": "It was killed."}, RESULT]
+    there.say(done(status="timeout", exit_code=124, cases=results))
+    assert dispatch(["grade", str(program), "--cases", str(cases)]) == 124
+    assert there.seen[0].json()["items"][0]["cases"] == [
+        {"stdin": "2", "expected_output": "4"},
+        {"stdin": "5", "expected_output": "10"},
+        {"stdin": "1", "expected_output": "2"},
+    ]
+    assert [line.split(maxsplit=5) for line in capfd.readouterr().out.splitlines()] == [
+        ["CASE", "STATUS", "TIME", "CPU", "MEMORY", "DETAIL"],
+        ["9", "completed", "0.50s", "0.25s", "4K", "-"],
+        ["10", "timeout", "0.50s", "0.25s", "-", "It was killed."],
+        ["sample", "completed", "0.50s", "0.25s", "4K", "-"],
+    ]
+
+
+def test_cases_without_inputs_or_without_an_expected_output_are_refused(program: Path, cases: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (cases / "sample.out").unlink()
+    assert dispatch(["grade", str(program), "--cases", str(cases)]) == 125
+    assert "sample.out" in capfd.readouterr().err
+    for path in cases.glob("*.in"):
+        path.unlink()
+    assert dispatch(["grade", str(program), "--cases", str(cases)]) == 125
+    assert "NAME.in" in capfd.readouterr().err
+    assert dispatch(["grade", str(program), "--cases", str(cases), "--expect", str(program)]) == 125
+    assert "--expect" in capfd.readouterr().err
+
+
+def test_compile_error_of_a_program_with_cases_is_shown_as_that_of_others(
+    there: Script, program: Path, cases: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    there.say(done(status="compile_error", exit_code=1, stdout="", cases=[]))
+    assert dispatch(["grade", str(program), "--cases", str(cases)]) == 1
+    assert capfd.readouterr() == ("", "oops\nsandlot: compile error\n")
+
+
+def test_languages_are_listed_with_their_versions_and_templates(there: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [
+        {"name": "python", "aliases": ["py"], "extensions": [".py"], "template": "code-interpreter", "version": "3.11.2"},
+        {"name": "go", "aliases": ["golang"], "extensions": [".go"], "template": None, "version": None},
+    ]
+    there.say(lambda _: Reply(200, {"languages": listed}))
+    assert dispatch(["languages"]) == 0
+    assert there.seen[-1].path == "/v1/programs/languages"
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["LANGUAGE", "VERSION", "TEMPLATE", "FILES", "ALIASES"],
+        ["python", "3.11.2", "code-interpreter", ".py", "py"],
+        ["go", "-", "-", ".go", "golang"],
+    ]
+    assert dispatch(["languages", "--json"]) == 0
+    assert [each["version"] for each in json.loads(capsys.readouterr().out)] == ["3.11.2", None]
+
+
 def test_what_became_of_it_is_said_and_is_the_exit_status(
     there: Script, program: Path, capfd: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from sandlot.cli import sbom
 from sandlot.cli.main import dispatch
+from sandlot.images.packages import Description
 from tests.unit.sdk.scripted import Reply, Script
 
-BASE = {"name": "base", "description": "Debian", "built": True, "digest": "abc"}
+BASE = {"name": "base", "description": "Debian", "built": True, "digest": "abc", "languages": {"bash": "5.2", "python": None}}
 NEW = {"name": "new", "description": "other", "built": False, "building": "packages"}
 
 
@@ -31,13 +32,20 @@ def test_info_shows_one_template(there: Script, capsys: pytest.CaptureFixture[st
     there.say(lambda _: Reply(200, BASE))
     assert dispatch(["template", "info", "base"]) == 0
     assert there.seen[-1].path == "/v1/templates/base"
-    assert ["digest", "abc"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["digest", "abc"] in rows
+    assert ["languages", "bash", "5.2,", "python"] in rows
     assert dispatch(["template", "info", "base", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["built"] is True
 
 
 def test_bill_of_materials_names_packages_by_their_urls() -> None:
-    packages = [("deb", "libstdc++6", "12.2.0-14"), ("npm", "@scope/right", "1.0.0"), ("pypi", "numpy", "2.0"), ("other", "x", "1")]
+    packages = [
+        Description("deb", "libstdc++6", "12.2.0-14", "gcc-12", "12.2.0-14", ("GPL-3+", "LGPL-2.1+")),
+        Description("npm", "@scope/right", "1.0.0", licences=("MIT",)),
+        Description("pypi", "numpy", "2.0"),
+        Description("other", "x", "1"),
+    ]
     found = sbom.document("web:v1", packages, at=datetime(2026, 1, 2, tzinfo=UTC))
     assert (found["bomFormat"], found["specVersion"], found["metadata"]["timestamp"]) == ("CycloneDX", "1.6", "2026-01-02T00:00:00+00:00")
     assert found["metadata"]["component"]["name"] == "web:v1"
@@ -46,3 +54,7 @@ def test_bill_of_materials_names_packages_by_their_urls() -> None:
         "pkg:npm/%40scope/right@1.0.0",
         "pkg:pypi/numpy@2.0",
     ]
+    licences = [[each["license"]["name"] for each in component.get("licenses", ())] for component in found["components"]]
+    assert licences == [["GPL-3+", "LGPL-2.1+"], ["MIT"], []]
+    sources = [[each["purl"] for each in component.get("pedigree", {}).get("ancestors", ())] for component in found["components"]]
+    assert sources == [["pkg:deb/debian/gcc-12@12.2.0-14?arch=source"], [], []]

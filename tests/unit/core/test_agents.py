@@ -133,20 +133,23 @@ async def test_agents_and_sessions_are_listed_in_pages(service: AgentService) ->
     assert (await service.list_sessions(ALICE, agent=agents[1].id)).items == []
 
 
-async def test_archived_and_deleted_agents_take_no_work(service: AgentService) -> None:
-    for end in (service.archive, service.delete):
-        agent = await service.create(ALICE, CONFIG)
-        own = await service.create_session(ALICE, agent.id, BASE)
-        await end(ALICE, agent.id)
-        with pytest.raises(ConflictError):
-            await service.begin_run(ALICE, own.id, [HELLO])
-        assert (await service.get_session(ALICE, own.id)).status is SessionStatus.IDLE
-    archived = (await service.list(ALICE, archived=True)).items[0]
-    assert (await service.list(ALICE)).items == []
+async def test_archived_agent_gets_no_sessions_and_no_changes_and_its_sessions_continue(service: AgentService) -> None:
+    own = await service.create_session(ALICE, (await service.create(ALICE, CONFIG)).id, BASE)
+    archived = await service.archive(ALICE, own.agent)
+    assert ((await service.list(ALICE)).items, (await service.list(ALICE, archived=True)).items) == ([], [archived])
     assert await service.archive(ALICE, archived.id) == archived
+    assert (await service.begin_run(ALICE, own.id, [HELLO])).status is SessionStatus.RUNNING
     for work in (service.create_session(ALICE, archived.id, BASE), service.update(ALICE, archived.id, AgentChange(name="x"))):
         with pytest.raises(ConflictError):
             await work
+
+
+async def test_sessions_of_a_deleted_agent_take_no_messages(service: AgentService) -> None:
+    own = await service.create_session(ALICE, (await service.create(ALICE, CONFIG)).id, BASE)
+    await service.delete(ALICE, own.agent)
+    with pytest.raises(ConflictError, match="deleted"):
+        await service.begin_run(ALICE, own.id, [HELLO])
+    assert await service.get_session(ALICE, own.id) == own
 
 
 async def test_a_message_during_a_run_is_a_conflict(service: AgentService) -> None:

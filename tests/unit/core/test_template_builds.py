@@ -51,6 +51,30 @@ async def built(service: TemplateBuilds, name: str = "web", principal: Principal
     return done
 
 
+async def test_number_of_builds_that_have_not_begun_is_limited(service: TemplateBuilds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    builds = await asyncio.gather(*(service.request(ALICE, "web") for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(each, LimitError) for each in builds) == 2
+    await service.request(BOB, "web")
+    waiting = (await service.list_builds(ALICE)).items
+    assert len(waiting) == 3
+    await service.begin(waiting[0])
+    await service.cancel(waiting[1])
+    for _ in range(2):
+        await service.request(ALICE, "web")
+    with pytest.raises(LimitError, match="have not begun"):
+        await service.request(ALICE, "web")
+
+
+async def test_build_can_be_the_only_one_of_its_template(service: TemplateBuilds) -> None:
+    requested = await asyncio.gather(*(service.request(ALICE, "web", alone=True) for _ in range(3)), return_exceptions=True)
+    ((_, build),) = [each for each in requested if not isinstance(each, BaseException)]
+    assert [each.fields["build"] for each in requested if isinstance(each, ConflictError)] == [build.id] * 2
+    await service.request(ALICE, "other", alone=True)
+    await service.cancel(build)
+    await service.request(ALICE, "web", alone=True)
+
+
 async def test_strangers_see_no_templates_and_builds(service: TemplateBuilds) -> None:
     record, build = await service.request(ALICE, "web")
     for work in (

@@ -23,6 +23,7 @@ from sandlot.guest.lifecycle import GuestLifecycle
 from sandlot.guest.loop import Loop
 from sandlot.guest.net import network as network_module
 from sandlot.guest.net.network import GuestNetwork
+from sandlot.guest.process.accounts import lookup_account
 from sandlot.guest.process.affinity import ShownProcessors
 from sandlot.guest.process.children import ChildTable
 from sandlot.guest.process.manager import ProcessManager
@@ -41,12 +42,13 @@ class Machine:
     Attributes:
         steps: Steps of the last wake, in order.
         at_kernels: State of the guest when its kernels were woken.
+        workspace: Workspace of the next wake.
     """
 
     def __init__(self, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []
         self.at_kernels: dict[str, Any] = {}
-        self._workspace = workspace
+        self.workspace = workspace
         self._fds = (*os.pipe(), os.open(os.devnull, os.O_RDWR))
         loop, children = Loop(), ChildTable()
         self.link, self.identity = LinkConnection(loop, *self._fds[:2]), SandboxIdentity(loop)
@@ -93,13 +95,14 @@ class Machine:
         self.steps.append("kernels")
         connection = self.link.protocol
         self.at_kernels = {
+            "user": env["USER"],
             "life": env["LIFE"],
             "asleep": connection.asleep,
             "armed": connection.armed,
             "entropy": self.identity._seed,  # noqa: SLF001 - what kernels get theirs from
         }
 
-    def wake(self, sandbox_id: str, life: str = "1") -> list[str]:
+    def wake(self, sandbox_id: str, life: str = "1", user: str = "user") -> list[str]:
         """Wake the guest; return the steps of this wake."""
         self.steps.clear()
         self.link.protocol.asleep = self.link.protocol.armed = True
@@ -112,7 +115,8 @@ class Machine:
             "memory_bytes": None,
             "processors": 1,
             "deadline_s": None,
-            "workspace": str(self._workspace),
+            "workspace": str(self.workspace),
+            "user": user,
             "local_domains": None,
         }
         self.lifecycle.wake(cast("Call", RecordingCall(args)))
@@ -187,7 +191,20 @@ def test_kernels_are_woken_after_everything_that_they_depend_on(machine: Machine
         steps = machine.wake("sb-one", life)
 
         assert max(steps.index("limits"), steps.index("processors")) < steps.index("kernels")
-        assert machine.at_kernels == {"life": life, "asleep": False, "armed": False, "entropy": life.encode() * 64}
+        user = lookup_account("user").name
+        assert machine.at_kernels == {"user": user, "life": life, "asleep": False, "armed": False, "entropy": life.encode() * 64}
+
+
+@pytest.mark.parametrize("user, uid", [("root", 0), ("4321:8", 4321), ("no-such-user", 1000)])
+def test_code_and_the_workspace_belong_to_the_user_of_the_wake(machine: Machine, tmp_path: Path, user: str, uid: int) -> None:
+    machine.wake("sb-one")
+    assert machine.at_kernels["user"] == lookup_account("user").name
+    machine.workspace = tmp_path / "above" / "new"
+
+    machine.wake("sb-one", "2", user)
+
+    assert machine.at_kernels["user"] == machine.identity.account().name
+    assert (machine.identity.account().uid, machine.workspace.stat().st_uid, machine.workspace.parent.stat().st_uid) == (uid, uid, uid)
 
 
 def test_network_is_off_during_a_checkpoint(machine: Machine) -> None:

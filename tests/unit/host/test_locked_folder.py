@@ -193,10 +193,11 @@ def test_interrupted_discard_is_finished_by_the_next_sweep(scratch: Path, tmp_pa
 
 def test_file_lock_excludes_others_until_its_holder_dies(tmp_path: Path) -> None:
     file = tmp_path / "lock"
-    child = start_process(lambda: locked_folder.lock_file(file))
+    child = start_process(lambda: locked_folder.try_lock_file(file))
     assert locked_folder.try_lock_file(file) is None
     kill(child)
-    descriptor = locked_folder.lock_file(file)
+    descriptor = locked_folder.try_lock_file(file)
+    assert descriptor is not None
     assert locked_folder.try_lock_file(file) is None
     os.close(descriptor)
     again = locked_folder.try_lock_file(file)

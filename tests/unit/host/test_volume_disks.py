@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sandlot.host import volume_disks
 from sandlot.host.disk_images import loops_below
 from sandlot.host.volume_disks import VolumeFiles, attach
 from sandlot.model.ports import Attachment
@@ -70,6 +71,21 @@ def test_remount_gives_the_same_file_system_even_after_a_killed_service(files: V
     files.unmount(ONE)
     assert (files.used_bytes(ONE), files.mounts.exists()) == (None, False)
     assert (files.mount(ONE) / "file").read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize("holds_another", [False, True], ids=["freed", "taken by another file"])
+def test_device_that_the_kernel_has_freed_meanwhile_is_not_mounted(
+    files: VolumeFiles, monkeypatch: pytest.MonkeyPatch, *, holds_another: bool
+) -> None:
+    for volume in (ONE, OTHER):
+        files.make(volume, SIZE)
+        (files.mount(volume) / "volume").write_text(volume, encoding="utf-8")
+    (name,) = (name for name, file in loops_below(files.folder).items() if file == files.image(OTHER))
+    for volume in (ONE,) if holds_another else (ONE, OTHER):
+        files.unmount(volume)
+    before = iter([{name: files.image(ONE)}])  # as if the device had been that of the volume when its name was looked up
+    monkeypatch.setattr(volume_disks, "loops_below", lambda folder: next(before, None) or loops_below(folder))
+    assert (files.mount(ONE) / "volume").read_text(encoding="utf-8") == ONE
 
 
 def test_failed_creation_or_mount_leaves_no_mount(files: VolumeFiles) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sandlot.host import locked_folder
 from sandlot.host.free_space import FreeSpace
 from sandlot.images import command
+from sandlot.images.build_stop import BuildStop
 from sandlot.images.command import CommandRunner
-from sandlot.model.errors import ErrorCode, HostError, LimitError
+from sandlot.model.errors import ErrorCode, HostError, LimitError, UnavailableError
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
@@ -90,3 +97,42 @@ def test_command_is_killed_when_no_more_than_the_reserve_is_free(small_disk: Pat
     assert (caught.value.code, caught.value.fields["reserve"]) == (ErrorCode.NODE_DISK_FULL, 1 << 20)
     assert lines == ["written"]
     assert (small_disk / "half").stat().st_size == 1_500_000, "the disk itself is not full"
+
+
+def test_stop_kills_a_command_that_prints_nothing(tmp_path: Path) -> None:
+    """The command, like mkfs.erofs, inherits the lock of its folder, which is free again."""
+    stop, lock = BuildStop(), locked_folder.try_lock_file(tmp_path / "lock")
+    assert lock is not None
+    runner, raised = CommandRunner(tmp_path / "log", FreeSpace(tmp_path), inherit=(lock,), stop=stop), list[UnavailableError]()
+
+    def run() -> None:
+        with pytest.raises(UnavailableError) as caught:
+            runner.run("it", ("sh", "-c", f"touch {tmp_path}/started; exec sleep 4712"), env=ENV)
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    stop.set()
+    thread.join()
+    assert (raised[0].code, raised[0].fields) == (ErrorCode.SERVICE_UNAVAILABLE, {"retry_after_s": 1})
+    os.close(lock)
+    again = locked_folder.try_lock_file(tmp_path / "lock")
+    assert again is not None
+    os.close(again)
+    with pytest.raises(UnavailableError):
+        runner.run("it", ("touch", str(tmp_path / "late")), env=ENV)
+    assert not (tmp_path / "late").exists()
+
+
+def test_command_that_begins_during_a_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, popen = BuildStop(), subprocess.Popen
+
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - those of Popen
+        stop.set()
+        return popen(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(UnavailableError):
+        CommandRunner(tmp_path / "log", FreeSpace(tmp_path), stop=stop).run("it", ("sleep", "4713"), env=ENV)

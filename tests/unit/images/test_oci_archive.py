@@ -16,34 +16,7 @@ from sandlot.images import oci_archive
 from sandlot.images.oci_archive import open_archive
 from sandlot.model.errors import InvalidRequestError, LimitError, NotFoundError, SandlotError
 from sandlot.model.image_manifests import TAR, TAR_GZIP
-from tests.support.oci import MadeImage, digest_of, tar_of, two_layers
-
-
-def layout_of(made: MadeImage, *names: str, index: bytes | None = None) -> dict[str, bytes]:
-    """Return the files of an OCI layout with one image under several names."""
-    top = made.index() if index is None else index
-    entries = [
-        {
-            "mediaType": "application/vnd.oci.image.index.v1+json",
-            "digest": digest_of(top),
-            "size": len(top),
-            **({"annotations": {"org.opencontainers.image.ref.name": name}} if name else {}),
-        }
-        for name in names or ("",)
-    ]
-    blobs = {**made.blobs, digest_of(top): top, digest_of(made.manifest): made.manifest}
-    return {
-        "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
-        "index.json": json.dumps({"schemaVersion": 2, "manifests": entries}).encode(),
-        **{f"blobs/sha256/{digest[7:]}": data for digest, data in blobs.items()},
-    }
-
-
-def docker_of(made: MadeImage, *tags: str) -> dict[str, bytes]:
-    """Return the files of an archive of docker save."""
-    layers = {f"{number}/layer.tar": archive for number, archive in enumerate(made.archives)}
-    manifest = [{"Config": "config.json", "RepoTags": list(tags) or None, "Layers": list(layers)}]
-    return {"config.json": made.config, **layers, "manifest.json": json.dumps(manifest).encode()}
+from tests.support.oci import MadeImage, digest_of, docker_of, layout_of, tar_of, two_layers
 
 
 def written(folder: Path, files: Mapping[str, bytes]) -> Path:

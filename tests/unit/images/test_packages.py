@@ -12,7 +12,7 @@ import pytest
 
 from sandlot.images import packages
 from sandlot.images.package_changes import PackageChange, changes
-from sandlot.images.packages import installed
+from sandlot.images.packages import Description, described, installed
 
 STATUS = """Package: bash
 Status: install ok installed
@@ -54,6 +54,44 @@ def test_packages_of_all_kinds_are_found(tree: Path) -> None:
     ]
 
 
+COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+
+Files: *
+License: GPL-2+
+
+Files: debian/*
+License: Expat
+ Permission is hereby granted
+ License: of the text
+"""
+
+
+def test_packages_name_their_licences_and_source_packages(tmp_path: Path) -> None:
+    fields = {"bash": "", "gcc-12-base": "Source: gcc-12\n", "libgcc-s1": "Source: gcc-12 (12.2-1)\n", "prose": "", "outside": ""}
+    write(tmp_path / "var/lib/dpkg/status", "\n".join(f"Package: {name}\nVersion: 2\n{more}" for name, more in fields.items()))
+    docs = tmp_path / "usr/share/doc"
+    write(docs / "bash/copyright", COPYRIGHT)
+    write(docs / "gcc-12-base/copyright", COPYRIGHT.replace("Expat", "GPL-3+"))
+    (docs / "libgcc-s1").symlink_to("gcc-12-base")
+    write(docs / "prose/copyright", "License: it is free software\n")
+    write(tmp_path / "secret/copyright", COPYRIGHT)
+    (docs / "outside").symlink_to(tmp_path / "secret")
+    write(tmp_path / "node_modules/left/package.json", '{"name": "left", "version": "3", "license": "MIT"}')
+    write(tmp_path / "node_modules/old/package.json", '{"name": "old", "version": "1", "license": {"type": "MIT"}}')
+    write(tmp_path / "a.dist-info/METADATA", "Name: a\nVersion: 1\nLicense: a long text\nLicense-Expression: BSD-3-Clause\n")
+    assert described(str(tmp_path)) == [
+        Description("deb", "bash", "2", "bash", "2", ("Expat", "GPL-2+")),
+        Description("deb", "gcc-12-base", "2", "gcc-12", "2", ("GPL-2+", "GPL-3+")),
+        Description("deb", "libgcc-s1", "2", "gcc-12", "12.2-1", ("GPL-2+", "GPL-3+")),
+        Description("deb", "outside", "2", "outside", "2"),
+        Description("deb", "prose", "2", "prose", "2"),
+        Description("npm", "left", "3", licences=("MIT",)),
+        Description("npm", "old", "1"),
+        Description("pypi", "a", "1", licences=("BSD-3-Clause",)),
+    ]
+    assert installed(str(tmp_path))[0] == ("deb", "bash", "2")
+
+
 def test_image_without_a_package_manager_has_one_file_for_each_package(tmp_path: Path) -> None:
     write(tmp_path / "var/lib/dpkg/status.d/libc6", "Package: libc6\nVersion: 2.36\n")
     assert installed(str(tmp_path)) == [("deb", "libc6", "2.36")]
@@ -89,7 +127,7 @@ def test_changes_name_old_and_new_versions() -> None:
 
 
 def test_text_of_the_module_is_a_program(tmp_path: Path) -> None:
-    program = Path(packages.__file__).read_text().replace('installed("/")', f"installed({str(tmp_path)!r})")
+    program = Path(packages.__file__).read_text().replace('described("/")', f"described({str(tmp_path)!r})")
     write(tmp_path / "node_modules/left/package.json", '{"name": "left", "version": "3.0.0"}')
     subprocess.run([sys.executable, "-SI", "-c", program, str(tmp_path / "result")], check=True)
-    assert json.loads((tmp_path / "result").read_text()) == [["npm", "left", "3.0.0"]]
+    assert json.loads((tmp_path / "result").read_text()) == [["npm", "left", "3.0.0", "", "", []]]

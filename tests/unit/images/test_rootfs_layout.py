@@ -38,7 +38,7 @@ def test_empty_tree_gets_user_folders_and_sudo(tmp_path: Path) -> None:
 def test_sudo_of_an_image_belongs_to_one_generation() -> None:
     """A cached image keeps its sudo beside a newer guest layer, so a change of sudo needs a higher generation."""
     assert (recipe.GENERATION, rootfs_layout.SUDO) == (
-        3,
+        4,
         '#!/bin/sh\nexec /.sandlot/lib/ld.so --library-path /.sandlot/lib /.sandlot/bin/python3 -SI /.sandlot/helpers/sudo.py "$@"\n',
     )
 

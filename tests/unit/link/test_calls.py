@@ -53,6 +53,7 @@ async def test_process_reports_its_pid_output_and_result() -> None:
             "rows": None,
             "cols": None,
             "hidden": False,
+            "measured": False,
         }
         await call.ended.wait()
         assert peer.connection.streams == 0

@@ -40,8 +40,9 @@ async def test_guest_is_woken_after_the_handshake() -> None:
         asked = (await peer.call("guest.wake")).args
         assert len(asked.pop("entropy")) == 64
         assert asked.pop("clock_unix_ns") > 1_700_000_000_000_000_000
-        limits: dict[str, object] = {"memory_bytes": None, "processors": None, "deadline_s": 9.5, "workspace": "/workspace", "local_domains": []}
-        assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, "pids": 100, **limits}
+        limits: dict[str, object] = {"memory_bytes": None, "processors": None, "deadline_s": 9.5, "pids": 100}
+        others: dict[str, object] = {"workspace": "/workspace", "user": "user", "local_domains": []}
+        assert asked == {"identity": "sb-test", "hostname": "box", "env": {"A": "1"}, **limits, **others}
         facts = await link.info()
         assert (facts.identity, facts.uptime_s, facts.processes, facts.tasks, facts.cpu_s) == ("sb-test", 1.5, 2, 5, 0.25)
         with pytest.raises(ConflictError, match="awake"):

@@ -311,7 +311,7 @@ async def test_requests_of_strange_pages_are_refused(endpoint: Endpoint, headers
 
 
 async def test_key_has_a_share_of_the_sessions(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_sessions, "MAX_SESSIONS", 8)
+    monkeypatch.setattr(http_sessions, "MAX_SESSIONS_PER_OWNER", 2)
     other = await endpoint.new_key()
     async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         statuses = [(await http.post(endpoint.url, json=INITIALIZE, headers=authorized(endpoint.key))).status_code for _ in range(3)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandlot.mcp.http_security import refused
+from sandlot.mcp.http_security import find_refusal
 from tests.support.cases import cases
 
 ALLOWED = frozenset({"sandbox.test"})
@@ -34,12 +34,12 @@ ALLOWED = frozenset({"sandbox.test"})
 )
 def test_only_known_hosts_and_their_pages_are_answered(address: str | None, host: str | None, origin: str | None, status: int | None) -> None:
     headers = [(name, value.encode()) for name, value in ((b"host", host), (b"origin", origin)) if value is not None]
-    found = refused(headers, address, ALLOWED)
+    found = find_refusal(headers, address, ALLOWED)
     assert (None if found is None else found[0]) == status
 
 
 @cases("name", [b"host", b"origin"])
 def test_repeated_header_is_refused(name: bytes) -> None:
-    found = refused([(b"host", b"localhost"), (name, b"localhost"), (name, b"evil.test")], "127.0.0.1", ALLOWED)
+    found = find_refusal([(b"host", b"localhost"), (name, b"localhost"), (name, b"evil.test")], "127.0.0.1", ALLOWED)
     assert found is not None
     assert found[0] == 403

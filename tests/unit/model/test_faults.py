@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandlot.core.oneshot.verdict import PROGRAM_FAULTS
+from sandlot.core.programs.verdict import PROGRAM_FAULTS
 from sandlot.model.access import OwnerId
 from sandlot.model.errors import CODES, FAULTS, ErrorCode, from_code
 from sandlot.model.executions import LOST, RUN_FAULTS, RUNNING, run_fault
 from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import EXIT_FAULTS, Exit, ExitReason
-from sandlot.model.programs import Status
+from sandlot.model.programs import ProgramStatus
 from sandlot.model.records import EventRecord, NewEvent
 from sandlot.model.sandboxes import ended_error
 from sandlot.protocol.schema import CELL_STATUSES, PROCESS_REASONS
@@ -25,7 +25,7 @@ def test_tables_are_total() -> None:
     assert set(FAULTS) == set(ErrorCode)
     assert set(EXIT_FAULTS) == set(ExitReason)
     assert set(RUN_FAULTS) == {*PROCESS_REASONS, *CELL_STATUSES, RUNNING, LOST}
-    assert set(PROGRAM_FAULTS) == set(Status)
+    assert set(PROGRAM_FAULTS) == set(ProgramStatus)
 
 
 @pytest.mark.parametrize("code", ErrorCode)

@@ -20,6 +20,8 @@ def target_of(aliases: ImageAliases, image: str) -> str | None:
         ("python", "base"),
         ("docker.io/library/python:3.12-slim", "base"),
         ("node:22", "base"),
+        ("golang:1.24", "languages"),
+        ("golang:1.24-alpine", None),
         ("debian:bookworm", "base"),
         ("ubuntu:22.04", "base"),
         ("e2bdev/base", "base"),
@@ -35,6 +37,14 @@ def target_of(aliases: ImageAliases, image: str) -> str | None:
 )
 def test_default_images_of_clients_are_built_in_templates(image: str, template: str | None) -> None:
     assert target_of(ImageAliases(), image) == template
+
+
+def test_only_the_default_alias_of_node_names_a_user_that_its_template_lacks() -> None:
+    users = {image: found.user for image in ("node:22", "python:3.12") if (found := ImageAliases().resolve(parse_reference(image))) is not None}
+    assert users == {"node:22": "node", "python:3.12": ""}
+    own = ImageAliases(parse_aliases(["node=base"])).resolve(parse_reference("node:22"))
+    assert own is not None
+    assert own.user == ""
 
 
 def test_images_of_a_registry_that_can_be_used_keep_their_meaning() -> None:

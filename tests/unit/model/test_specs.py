@@ -198,6 +198,8 @@ def test_each_volume_gets_a_free_slot_and_keeps_its_own() -> None:
         ("py", None, "python", "default"),
         ("sh", None, "bash", "bash"),
         ("node", None, "javascript", "javascript"),
+        ("ts", None, "typescript", "typescript"),
+        ("rscript", None, "r", "r"),
         (None, None, None, "default"),
         (None, "ctx-0123456789abcdef", None, "ctx-0123456789abcdef"),
         ("python3", "bash", "python", "bash"),  # refused by the guest, which knows the context

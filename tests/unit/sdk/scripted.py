@@ -71,8 +71,16 @@ def problem(status: int, code: str, **more: Any) -> Reply:  # noqa: ANN401 - JSO
     return Reply(status, {"status": status, "code": code, "detail": f"it is {code}", "hint": "do this", "fields": {}, **more}, headers)
 
 
-def events(*told: tuple[str, dict[str, Any]], cut: bool = False) -> Reply:
-    pieces = [f"event: {name}\ndata: {json.dumps(data)}\n\n".encode() for name, data in told]
+def events(*told: tuple[str, dict[str, Any]], ids: str | None = None, cut: bool = False) -> Reply:
+    """Return an event stream.
+
+    Args:
+        told: Name and data of each event.
+        ids: Field of the data whose value is the id of its event. None: no event has an id.
+        cut: True to cut the stream after the events.
+    """
+    numbers = ["" if ids is None or ids not in data else f"id: {data[ids]}\n" for _, data in told]
+    pieces = [f"{number}event: {name}\ndata: {json.dumps(data)}\n\n".encode() for number, (name, data) in zip(numbers, told, strict=True)]
     return Reply(headers={"Content-Type": "text/event-stream"}, pieces=pieces, cut=cut)
 
 

@@ -21,16 +21,17 @@ def happened(sequence: int) -> tuple[str, dict[str, Any]]:
 
 
 def position(after: int) -> tuple[str, dict[str, Any]]:
-    return "position", {"after": after}
+    return "position", {"after": after, "sequence": after}
 
 
 STREAMS = (
-    events(position(4), cut=True),  # before anything happened
-    events(position(4), happened(5), happened(6), cut=True),
+    events(position(4), ids="sequence", cut=True),  # before anything happened
+    events(position(4), happened(5), happened(6), ids="sequence", cut=True),
     problem(503, "service_unavailable", retryable=False),
-    events(position(6), happened(7)),
+    events(position(6), happened(7), ids="sequence"),
 )
-ASKED = ["", "after=4", "after=6", "after=6"]
+CONTINUED = [None, "4", "6", "6"]
+"""Header ``Last-Event-ID`` of each request."""
 
 
 def test_cut_event_stream_is_continued(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +39,15 @@ def test_cut_event_stream_is_continued(service: Script, client: Client, monkeypa
     service.say(*STREAMS)
     follower = client.events.follow()
     assert [next(follower).sequence for _ in range(3)] == [5, 6, 7]
-    assert [seen.query for seen in service.seen] == ASKED
+    assert [seen.headers.get("last-event-id") for seen in service.seen] == CONTINUED
+
+
+def test_cut_log_of_a_build_is_continued(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_transport, "FOLLOW_WAIT_S", 0)
+    lines = [("line", {"number": number, "at": AT, "level": "info", "text": f"line {number}", "step": "1"}) for number in (3, 4, 5)]
+    service.say(events(*lines[:2], ids="number", cut=True), events(lines[2], ("end", {"id": "b1"}), ids="number"))
+    assert [line.number for line in client.templates.follow_log("b1", after=2)] == [3, 4, 5]
+    assert [(seen.query, seen.headers.get("last-event-id")) for seen in service.seen] == [("after=2", None), ("after=2", "4")]
 
 
 async def test_async_cut_event_stream_is_continued(service: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +56,7 @@ async def test_async_cut_event_stream_is_continued(service: Script, monkeypatch:
     async with AsyncClient(url=service.url) as client:
         follower = client.events.follow()
         assert [(await anext(follower)).sequence for _ in range(3)] == [5, 6, 7]
-    assert [seen.query for seen in service.seen] == ASKED
+    assert [seen.headers.get("last-event-id") for seen in service.seen] == CONTINUED
 
 
 def test_event_stream_ends_after_too_many_failed_attempts(service: Script, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ def test_exception_without_traceback_is_that_of_the_run() -> None:
         ("python", "x\ny"),
         ("bash", "%%bash\nx\ny"),
         ("javascript", "%%script node\nx\ny"),
+        ("r", "x\ny"),
+        ("typescript", "x\ny"),
         ("go", "# This is go code.\n# \n# x\n# y"),
     ],
 )
@@ -71,9 +73,20 @@ def test_code_of_each_language_is_code_for_the_notebook(language: str, source: s
     assert built(run(language=language, code="x\ny"))["source"] == source
 
 
+@pytest.mark.parametrize(
+    "languages, name", [(["r", "r"], "ir"), (["typescript"], "deno"), (["r", "python"], "python3"), (["bash"], "python3"), ([], "python3")]
+)
+def test_notebook_names_the_kernel_of_its_only_language(languages: list[str], name: str) -> None:
+    text = build([(run(id=f"{number:032x}", language=language, code="x"), None) for number, language in enumerate(languages)])
+    notebook = json.loads(text)
+    nbformat.validate(notebook)
+    assert notebook["metadata"]["kernelspec"]["name"] == name
+
+
 def test_shortened_code_is_a_comment() -> None:
     code = "x = 1\n" * 5000 + "[... 7 bytes omitted ...]\n" + "y = 1\n" * 5000
-    assert all(line.startswith("# ") for line in built(run(code=code))["source"].splitlines())
+    for language, mark in (("python", "# "), ("r", "# "), ("typescript", "// ")):
+        assert all(line.startswith(mark) for line in built(run(language=language, code=code))["source"].splitlines()), language
     assert built(run(code="print('''\n[... 7 bytes omitted ...]\n''')"))["source"].startswith("print")
 
 

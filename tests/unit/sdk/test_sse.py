@@ -57,6 +57,11 @@ def test_comments_and_unknown_fields_are_ignored() -> None:
     assert Decoder().feed(b": keep-alive\n\nid: 7\nretry: 3\n\nevent: empty\n\n") == []
 
 
+def test_event_has_the_last_id_of_the_stream() -> None:
+    sent = b"event: none\ndata: {}\n\nid: 7\nevent: own\ndata: {}\n\nevent: before\ndata: {}\n\n"
+    assert Decoder().feed(sent) == [Event("none", {}), Event("own", {}, "7"), Event("before", {}, "7")]
+
+
 def test_data_that_is_not_a_json_object_is_refused(subtests: pytest.Subtests) -> None:
     for data in (b"no json", b"[1]", b'"text"', b"\xff\xfe"):
         with subtests.test(data=data), pytest.raises(InternalError):

@@ -22,7 +22,7 @@ METHODS = {
     ),
     "Sandbox": (
         "create get_or_create connect list kill close id sandbox_id template isolation metadata limits was_created files commands pty contexts"
-        " network info get_info get_url get_host get_preview_token is_running usage set_timeout update pause resume hibernate promote"
+        " desktop network info get_info get_url get_host get_preview_token is_running usage set_timeout update pause resume hibernate promote"
         " snapshot create_snapshot fork fork_tree run_code"
         " stream_code connect_code create_code_context install attach_volume detach_volume ports tunnel forward logs follow_logs export_notebook"
     ),
@@ -31,6 +31,7 @@ METHODS = {
     "CommandHandle": "id pid stdout stderr urls stdout_offset stderr_offset result wait poll kill send_stdin close_stdin output",
     "CodeHandle": "id stdout stderr urls results result wait poll state interrupt",
     "SandboxNetwork": "info approve",
+    "Desktop": "start screenshot screen_size cursor_position move click drag scroll type press open stream_url",
     "Contexts": "create list get restart interrupt delete",
     "Files": ("read write write_many list stat realpath exists make_dir move rename remove upload download sign_url watch watchers"),
     "FileStream": "close",
@@ -53,7 +54,7 @@ METHODS = {
     "Events": "list iter follow",
     "Executions": "list iter get results notebook",
     "Service": "version capabilities capacity stop",
-    "Programs": "run run_batch iter_batch",
+    "Programs": "languages run run_batch iter_batch",
 }
 """Public names of each class of the synchronous half."""
 E2B_NAMES = {

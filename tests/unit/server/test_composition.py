@@ -11,7 +11,7 @@ import pytest
 
 from sandlot.drivers.registry import driver_names
 from sandlot.host.blocking import outlast_cancellation
-from sandlot.images.store import DEFAULT_CACHE, ImageStore
+from sandlot.images.store import ImageStore
 from sandlot.model.access import INTERNAL, LOCAL, OPERATOR
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidRequestError, UnavailableError
 from sandlot.model.ids import NodeId
@@ -26,10 +26,11 @@ from sandlot.server.offline_keys import with_keys
 from sandlot.server.settings import Settings
 from sandlot.testing.memory.driver import MemoryDriver
 from tests.support.bare import BareDriver
+from tests.support.cache import CACHE_DIR
 from tests.support.service import BASE, BOUNDLESS, bench, serving
 from tests.support.until import until
 
-SETTINGS = Settings(cache_dir=DEFAULT_CACHE)
+SETTINGS = Settings(cache_dir=CACHE_DIR)
 
 
 async def test_one_service_at_a_time_and_the_same_node_every_time(folder: Path) -> None:
@@ -112,7 +113,7 @@ async def test_only_the_service_finds_internal_images(tmp_path: Path) -> None:
 
 
 async def test_templates_are_the_recipes_and_bring_their_environment() -> None:
-    templates = ImageTemplates(ImageStore(DEFAULT_CACHE))
+    templates = ImageTemplates(ImageStore(CACHE_DIR))
     assert {each.name for each in await templates.list(OPERATOR)} >= {"base", "code-interpreter"}
     ref = await templates.find(OPERATOR, "base")
     assert ref == TemplateRef(LOCAL, "base")

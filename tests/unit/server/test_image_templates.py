@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sandlot.images.progress import Progress, discard_progress
-from sandlot.images.store import ImageStore
-from sandlot.model.access import LOCAL, OPERATOR
+from sandlot.images.store import WITH_BASE, Image, ImageStore
+from sandlot.model.access import INTERNAL, LOCAL, OPERATOR
 from sandlot.model.errors import HostError
-from sandlot.model.specs import RootFs, RootKind, TemplateRef
+from sandlot.model.specs import Limits, RootFs, RootKind, TemplateRef
 from sandlot.server.image_templates import ImageTemplates
 from tests.support.until import until
 
@@ -31,12 +31,13 @@ class Store(ImageStore):
         finish: Event on which making the image waits.
     """
 
-    __slots__ = ("error", "finish", "image", "made")
+    __slots__ = ("bases", "error", "finish", "image", "made")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.image: RootFs | None = None
         self.made = 0
+        self.bases: list[str] = []
         self.error: Exception | None = None
         self.finish = threading.Event()
         self.finish.set()
@@ -49,6 +50,11 @@ class Store(ImageStore):
 
     def find_root(self, digest: str) -> RootFs | None:
         return self.image if digest == IMAGE.digest else None
+
+    def builder_image(self, base: str, progress: Progress = discard_progress) -> RootFs:
+        progress("builder: making the EROFS image")
+        self.bases.append(base)
+        return IMAGE
 
     def restore_root_image(self, digest: str, progress: Progress = discard_progress) -> RootFs | None:
         return self.root_image("base", progress) if digest == IMAGE.digest else None
@@ -119,6 +125,16 @@ async def test_stop_ends_the_making_of_an_image_at_its_next_step(store: Store) -
     await templates.aclose()
 
 
+async def test_versions_of_languages_are_known_once_the_image_is_built(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = {each.name: each for each in await ImageTemplates(store).list(OPERATOR)}
+    assert listed["base"].languages == {"bash": None, "javascript": None, "perl": None, "python": None}
+    image = Image("base", "key", "digest", PATH, 1, 1, {"python": "3.11.2", "bash": "5.2.15", "javascript": "24.19.0", "perl": "5.36.0"})
+    monkeypatch.setattr(Store, "find", lambda _store, name: image if name == "base" else None)
+    listed = {each.name: each for each in await ImageTemplates(store).list(OPERATOR)}
+    assert (listed["base"].languages, listed["base"].digest) == (image.languages, "digest")
+    assert listed["languages"].languages["go"] is None
+
+
 async def test_evicted_image_of_a_snapshot_is_made_again(store: Store) -> None:
     templates = ImageTemplates(store)
     assert await templates.at(replace(BASE, digest="removed")) is None
@@ -126,3 +142,23 @@ async def test_evicted_image_of_a_snapshot_is_made_again(store: Store) -> None:
     assert resolved is not None
     assert resolved.root == IMAGE
     assert store.made == 1
+
+
+async def test_limits_of_a_template_have_the_memory_of_its_recipe(store: Store) -> None:
+    templates = ImageTemplates(store)
+    assert (await templates.defaults(BASE)).limits == Limits()
+    assert (await templates.defaults(TemplateRef(LOCAL, "desktop"))).limits == Limits(memory_bytes=2 << 30)
+    listed = {each.name: each.limits for each in await templates.list(OPERATOR)}
+    assert (listed["base"], listed["desktop"]) == (Limits(), Limits(memory_bytes=2 << 30))
+
+
+async def test_builder_with_an_archive_of_a_base_is_a_template_of_the_service(store: Store) -> None:
+    templates, name = ImageTemplates(store), f"{WITH_BASE}{'d' * 64}"
+    ref = await templates.find(INTERNAL, name)
+    assert ref == TemplateRef(LOCAL, name)
+    assert await templates.find(OPERATOR, name) is None
+    assert await templates.find(INTERNAL, "base+d") is None
+    assert (await templates.defaults(ref)).digest == ""
+    resolved = await templates.build(ref, images=True)
+    assert (resolved.root, store.bases, resolved.env) == (IMAGE, ["d" * 64], store.environment("builder"))
+    assert name not in {each.name for each in await templates.list(OPERATOR)}

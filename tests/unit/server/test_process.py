@@ -78,3 +78,18 @@ async def test_processors_are_kept_awake_when_a_request_begins_and_ends(
     ):
         assert (await client.get("/healthz")).status_code == 200
         await until(lambda: len(held) == times)
+
+
+async def test_builds_of_images_end_before_the_stop_waits_for_builds(at: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, tcp, seen = Server(at.service), listener.tcp_socket("127.0.0.1", 0), list[bool]()
+
+    async def close() -> None:
+        seen.append(at.service.images.stop.is_set)
+
+    monkeypatch.setattr(server.builds, "aclose", close)
+    serving = asyncio.create_task(server.until_stopped([tcp], signals=False))
+    await until(lambda: server.started)
+    assert not at.service.images.stop.is_set
+    at.service.stop.set()
+    await serving
+    assert seen == [True]

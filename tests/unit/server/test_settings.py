@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from sandlot.core.pools.models import PoolConfig, PoolSpec
+from sandlot.core.pools.models import PoolSetting
 from sandlot.egress.packages.config.values import DOCKER_HUB, ImageSource
-from sandlot.model.access import LOCAL
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.image_aliases import parse_aliases
 from sandlot.model.network import NetworkMode
 from sandlot.model.pools import PoolSizes
-from sandlot.model.specs import Limits, TemplateRef
 from sandlot.server import settings as settings_module
 from sandlot.server.settings import Settings
 from sandlot.web.preview_urls import PreviewAddress
@@ -55,8 +53,8 @@ VALUES: Mapping[str, tuple[str, Any]] = {
     "pools": (
         "base=2:3+1, code-interpreter=0",
         (
-            PoolConfig(PoolSpec(TemplateRef(LOCAL, "base"), "auto", Limits()), PoolSizes(2, 3, 1)),
-            PoolConfig(PoolSpec(TemplateRef(LOCAL, "code-interpreter"), "auto", Limits()), PoolSizes(0, 0)),
+            PoolSetting("base", PoolSizes(2, 3, 1)),
+            PoolSetting("code-interpreter", PoolSizes(0, 0)),
         ),
     ),
     "template_aliases": (
@@ -173,7 +171,7 @@ def test_file_has_the_types_of_toml_and_the_texts_of_variables(config_file: Path
     )
     settings = Settings.load({})
     assert (settings.network_private, settings.isolation_allowed) == ((ip_network("10.0.0.0/8"),), ("container", "gvisor"))
-    assert ([str(pool.spec.template.name) for pool in settings.pools or ()], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
+    assert ([pool.template for pool in settings.pools or ()], settings.memory_ratio, settings.buffer_bytes) == (["base"], 2.0, 1 << 26)
 
 
 def test_sandlot_config_names_another_file_which_must_exist(config_file: Path, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ async def test_url_of_a_port_opens_a_preview(sandbox: ToolBackend) -> None:
         ("run_code", {"code": 7}, ["`code` must be a text"]),
         ("run_code", "[]", ["JSON object"]),
         ("write_file", {"path": "a", "content": "x" * 2_097_152}, ["2,097,", "at most 1,048,576"]),
-        ("run_code", {"code": "1", "language": "cobol"}, ["python, javascript, bash"]),
+        ("run_code", {"code": "1", "language": "cobol"}, ["python, javascript, typescript, bash, r"]),
     ],
 )
 async def test_wrong_call_is_answered_without_opening_a_sandbox(name: str, arguments: object, words: list[str]) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ErrorCode, HostError, InvalidRequestError, NotFoundError
-from sandlot.model.programs import Result, Status
+from sandlot.model.programs import ProgramResult, ProgramStatus
 from sandlot.model.records import WebhookRecord
 from sandlot.server.composition import RunningService
 from sandlot.server.settings import Settings
@@ -482,7 +482,7 @@ async def test_stalled_client_is_disconnected_and_a_slow_one_is_not(
     scripted: ScriptedNode, served: RunningService, local: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "STALL_TIMEOUT_S", 0.5)
-    large = Result(Status.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
+    large = ProgramResult(ProgramStatus.COMPLETED, "bash", "a" * 2_000_000, "", 0, None, 0.1)
     scripted.script("programs.run", large, large)
     body = b'{"language": "bash", "code": "..."}'
     request = b"POST /v1/programs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)

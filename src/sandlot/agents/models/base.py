@@ -110,7 +110,7 @@ class Setup:
     options: Mapping[str, Any]
 
 
-class Model(Protocol):
+class ModelConversation(Protocol):
     """A conversation with a model, in the form of one protocol."""
 
     @property
@@ -122,7 +122,7 @@ class Model(Protocol):
         """Send the conversation, and append the answer to it. An answer whose stream breaks is not appended."""
         ...
 
-    def answer(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
+    def append_results(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """Append the results of all calls of the last answer."""
         ...
 

@@ -32,7 +32,7 @@ class ChatModel:
         self.messages = messages
 
     async def ask(self, on_text: OnText) -> Answer:
-        """See :class:`sandlot.agents.models.base.Model`, like all methods."""
+        """See :class:`sandlot.agents.models.base.ModelConversation`, like all methods."""
         texts: list[str] = []
         refusals: list[str] = []
         calls: dict[int, dict[str, str]] = {}
@@ -57,7 +57,7 @@ class ChatModel:
             stop = "refused"
         return self._append("".join(texts) or "".join(refusals), calls, stop, usage)
 
-    def answer(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
+    def append_results(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """Append the results of all calls."""
         self.messages += [result_message(call.id, result) for call, result in results]
 

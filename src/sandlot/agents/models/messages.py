@@ -39,7 +39,7 @@ class MessagesModel:
         self.messages = messages
 
     async def ask(self, on_text: OnText) -> Answer:
-        """See :class:`sandlot.agents.models.base.Model`, like all methods."""
+        """See :class:`sandlot.agents.models.base.ModelConversation`, like all methods."""
         blocks: dict[int, dict[str, Any]] = {}
         raw: dict[int, list[str]] = {}
         usage: dict[str, int] = {}
@@ -81,7 +81,7 @@ class MessagesModel:
         text = "".join(block["text"] for block in blocks.values() if block["type"] == "text")
         return Answer(text, tuple(calls), "called" if calls and stop == "answered" else stop, _usage(usage))
 
-    def answer(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
+    def append_results(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """Append the results of all calls."""
         self.messages.append({"role": "user", "content": [result_block(call.id, result) for call, result in results]})
 

@@ -27,7 +27,7 @@ class ResponsesModel:
         self.messages = messages
 
     async def ask(self, on_text: OnText) -> Answer:
-        """See :class:`sandlot.agents.models.base.Model`, like all methods."""
+        """See :class:`sandlot.agents.models.base.ModelConversation`, like all methods."""
         response: Any = None
         async with aclosing(self._requests.events(self._client.responses.create, {**self._fixed, "input": self.messages})) as events:
             async for event in events:
@@ -53,7 +53,7 @@ class ResponsesModel:
         text, refusal = _texts(response.output)
         return Answer(text or refusal, tuple(calls), _stop(response, calls, refusal), usage)
 
-    def answer(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
+    def append_results(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """Append the results of all calls."""
         self.messages += [result_item(call.id, result) for call, result in results]
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Each call of a tool that a model made has a result in the next message, also if the run was interrupted. Models refuse other conversations.
-- What a model sent is stored within the limits of an event: longer texts are shortened, and longer arguments are refused.
+- A response of a model is stored within the limits of an event: longer texts are shortened, and longer arguments are refused.
 - The ids of calls are unique in a session. An id that a model has used before is replaced.
 """
 
@@ -30,7 +30,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from sandlot.agents.service.limits import MAX_MESSAGE_BYTES
+from sandlot.agents.service.limits import MAX_MODEL_TEXT_CHARS
 from sandlot.model.agents import AgentEventRecord
 from sandlot.toolset.output import Image, Text, ToolResult, shorten
 
@@ -67,7 +67,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelReply:
     """Response of a model.
 
     Args:
@@ -95,7 +95,7 @@ def user_message(text: str) -> tuple[Event, str]:
     return (USER_MESSAGE, {"content": [text_block(text)]}), dump(ModelRequest([UserPromptPart(text)]))
 
 
-def read_answer(response: ModelResponse, known_calls: set[str]) -> Answer:
+def read_reply(response: ModelResponse, known_calls: set[str]) -> ModelReply:
     """Return the response of a model within the limits of events.
 
     Args:
@@ -107,7 +107,7 @@ def read_answer(response: ModelResponse, known_calls: set[str]) -> Answer:
     calls: list[Call] = []
     for part in response.parts:
         if isinstance(part, TextPart):
-            text = shorten(part.content, MAX_MESSAGE_BYTES, "The rest of the message is not stored.")
+            text = shorten(part.content, MAX_MODEL_TEXT_CHARS, "The rest of the message is not stored.")
             parts.append(part if text == part.content else replace(part, content=text))
             if text.strip():
                 events.append(("agent.message", {"content": [text_block(text)]}))
@@ -123,7 +123,7 @@ def read_answer(response: ModelResponse, known_calls: set[str]) -> Answer:
             parts.append(part)
     reason: FinishReason | None = response.finish_reason
     message = replace(response, parts=parts)
-    return Answer(message, tuple(events), tuple(calls), refused=reason == "content_filter", cut_off=reason == "length" and not calls)
+    return ModelReply(message, tuple(events), tuple(calls), refused=reason == "content_filter", cut_off=reason == "length" and not calls)
 
 
 def _call(part: ToolCallPart, known_calls: set[str]) -> tuple[Call, ToolCallPart]:
@@ -132,10 +132,9 @@ def _call(part: ToolCallPart, known_calls: set[str]) -> tuple[Call, ToolCallPart
     known_calls.add(part.tool_call_id)
     part = replace(part, tool_name=part.tool_name[:MAX_NAME_CHARS])
     text = part.args_as_json_str()
-    if len(text) > MAX_MESSAGE_BYTES:
-        problem = (
-            f"Error: the arguments have {len(text):,} characters; {MAX_MESSAGE_BYTES:,} are allowed. Nothing was run. Write large content in parts."
-        )
+    if len(text) > MAX_MODEL_TEXT_CHARS:
+        size = f"{len(text):,} characters; {MAX_MODEL_TEXT_CHARS:,} are allowed"
+        problem = f"Error: the arguments have {size}. Nothing was run. Write large content in parts."
         return Call(part.tool_call_id, part.tool_name, None, problem), replace(part, args={})
     # JSON that cannot be parsed would be refused by some endpoints when the conversation is sent again.
     return Call(part.tool_call_id, part.tool_name, part.args or {}), replace(part, args=part.args_as_dict())

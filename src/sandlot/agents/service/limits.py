@@ -8,13 +8,15 @@ from typing import Final
 from sandlot.model.specs import KIB, MIB
 
 MAX_MESSAGE_BYTES: Final = 256 * KIB
-"""Maximum size of a user's message and of the arguments of a tool call."""
+"""Maximum size of a user's message in UTF-8."""
+MAX_MODEL_TEXT_CHARS: Final = 256 * KIB
+"""Maximum number of characters in a text of a model and in the arguments of a tool call."""
 MAX_CONVERSATION_BYTES: Final = 32 * MIB
 """Size of the stored conversation with a model, images included, beyond which a session takes no more messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class AgentLimits:
+class HostedRunLimits:
     """Limits of runs, which the operator sets.
 
     Args:

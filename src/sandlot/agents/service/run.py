@@ -23,12 +23,12 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from sandlot.agents.service import conversation
-from sandlot.agents.service.completion import complete
 from sandlot.agents.service.conversation import Call, Event
-from sandlot.agents.service.limits import MAX_CONVERSATION_BYTES, AgentLimits
+from sandlot.agents.service.limits import MAX_CONVERSATION_BYTES, HostedRunLimits
 from sandlot.agents.service.models import ModelEntry
 from sandlot.agents.service.tool_servers import ServerTool, ServerTools, ToolServerEntry, ToolServerError, connect
 from sandlot.core.node import Node
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.access import Principal
 from sandlot.model.agents import AgentSessionRecord, SessionChange, SessionStatus
 from sandlot.model.errors import AuthenticationError, NotFoundError, SandlotError
@@ -43,7 +43,7 @@ BUDGET_REACHED: Final = "budget_reached"
 RETRIES_EXHAUSTED: Final = "retries_exhausted"
 REFUSAL: Final = "refusal"
 EVENTS_BESIDE_RESULTS: Final = 4
-"""Largest number of events that other writers store during the calls of one message: interruptions."""
+"""Maximum number of events that are stored between the results of the calls of one message: interruptions by the user."""
 MAX_ERROR_CHARS: Final = 2000
 """Length of the text of an endpoint in an error."""
 
@@ -79,7 +79,7 @@ class RunParameters:
     entry: ModelEntry
     model: Model
     toolset: Toolset
-    limits: AgentLimits
+    limits: HostedRunLimits
     servers: tuple[ToolServerEntry, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Run:
         self._requests = 0
         self._calls = 0
         self.is_abandoned = False
-        """True before a cancellation that stops the service: the run stays active in the store, and the next service ends it."""
+        """True before a cancellation that stops the service: the run stays active in the store, and the next process of the service ends it."""
 
     async def execute(self) -> None:
         """Run until the model has answered, a limit is reached or the run fails. A cancellation is an interruption by the user."""
@@ -136,7 +136,7 @@ class Run:
                 end = _RunEnd(
                     RETRIES_EXHAUSTED, conversation.error_event("unknown_error", "The service has a defect; its log has the details.", "exhausted")
                 )
-            await complete(self._end(end))
+            await outlast_cancellation(self._end(end))
         except NotFoundError:
             pass  # the session was deleted
 
@@ -154,7 +154,7 @@ class Run:
         self._messages = conversation.load(stored)
         known_calls = conversation.call_ids(self._messages)
         while True:
-            answer = conversation.read_answer(await self._request(servers), known_calls)
+            answer = conversation.read_reply(await self._request(servers), known_calls)
             await self._store(answer.events, answer.message)
             if answer.refused:
                 raise _RunEnd(REFUSAL)
@@ -216,7 +216,7 @@ class Run:
     async def _store(self, events: tuple[Event, ...], message: ModelMessage | None = None) -> None:
         messages = [] if message is None else [conversation.dump(message)]
         change = SessionChange(usage=self._usage, sandbox=self._sandbox.id)
-        await complete(self._agents.append(self._session.id, events, messages=messages, change=change))
+        await outlast_cancellation(self._agents.append(self._session.id, events, messages=messages, change=change))
         if message is not None:
             self._messages.append(message)
             self._stored_bytes += len(messages[0])

@@ -2,8 +2,9 @@
 
 Invariants:
 - A session has one run at a time. The runs of a key and of the node are limited.
-- A run outlives the request that began it. An interruption, the deletion of the session, the end of its API key and the stop of the service end it.
-- After a start of the service, the runs of the last one are ended with an error that says so. No call is repeated.
+- A run outlives the request that began it. An interruption, the archival or deletion of the session, the deletion of the agent, the end of its API
+  key and the stop of the service end it.
+- A start of the service ends the runs of the previous process with an error that says so. No call is repeated.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from sandlot.agents.service.completion import complete
-from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
+from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, HostedRunLimits
 from sandlot.agents.service.models import Models
 from sandlot.agents.service.sandbox import SessionSandbox, find_sandbox
-from sandlot.agents.service.tool_servers import TOOL_SERVER, ToolServerEntry
+from sandlot.agents.service.tool_servers import SANDBOX_TOOLS, ToolServerEntry
 from sandlot.core.node import Node
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.access import OPERATOR, OwnerId, Principal
 from sandlot.model.agents import (
     AgentChange,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sandlot.agents.service.run import Run
 
 TOOLSET_TYPE: Final = "agent_toolset_20260401"
-"""Type by which clients of Anthropic's managed agents name them."""
+"""Type of tool by which clients of Anthropic's managed agents select the tools of the sandbox."""
 RETENTION_INTERVAL_S: Final = 600.0
 """Seconds between two removals of unused sessions."""
 MAX_REMOVED: Final = 1000
@@ -77,7 +78,7 @@ class AgentRuntime:
         self,
         node: Node,
         models: Models,
-        limits: AgentLimits,
+        limits: HostedRunLimits,
         previews: PreviewAddresses | None = None,
         servers: Mapping[str, ToolServerEntry] | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class AgentRuntime:
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """End the runs that the last service has left, before any request, and begin to remove unused sessions.
+        """End the runs of the previous process, before any request, and begin to remove unused sessions.
 
         A run that cannot be ended stays active until the next start.
         """
@@ -117,7 +118,7 @@ class AgentRuntime:
         self._retention = asyncio.create_task(self._retain(), name="agent retention")
 
     async def aclose(self) -> None:
-        """Stop all runs. The next service ends them. Idempotent."""
+        """Stop all runs. The next process of the service ends them. Idempotent."""
         self._is_closed = True
         tasks = []
         if self._retention is not None:
@@ -197,6 +198,24 @@ class AgentRuntime:
         self._check(change.model, change.tools or ())
         return await self._node.agents.update(principal, agent, change, version=version)
 
+    async def delete(self, principal: Principal, agent: str) -> None:
+        """Archive all sessions of an agent, which ends their runs and sandboxes, and delete the agent. The sessions stay readable.
+
+        If the deletion ends before its time, the agent is archived and can be deleted again.
+
+        Raises:
+            NotFoundError: There is no such agent.
+            ConflictError: A message was sent to a session meanwhile, or the agent was changed.
+        """
+        agents = self._node.agents
+        found = await agents.archive(principal, agent)  # from now on, there are no new sessions
+        # An operator may have created sessions of the agents of others.
+        while sessions := (await agents.list_sessions(OPERATOR, agent=found.id, archived=False)).items:
+            for session in sessions:
+                with suppress(NotFoundError):  # its owner has deleted the session
+                    await self.archive_session(OPERATOR, session.id)
+        await agents.delete(principal, found.id)
+
     async def create_session(
         self,
         principal: Principal,
@@ -225,7 +244,7 @@ class AgentRuntime:
             ConflictError: A message was sent meanwhile.
         """
         async with self._without_run(principal, session):
-            archived = await complete(self._node.agents.archive_session(principal, session))
+            archived = await outlast_cancellation(self._node.agents.archive_session(principal, session))
         await self._end_sandbox(principal, archived)
         return archived
 
@@ -270,7 +289,7 @@ class AgentRuntime:
         found = await self._node.agents.get_session(principal, session)
         if found.status is not SessionStatus.RUNNING:
             await self.wait(found.id)  # the last run has stored its end and is about to leave
-        return await complete(self._begin(principal, found, text))
+        return await outlast_cancellation(self._begin(principal, found, text))
 
     async def _begin(self, principal: Principal, session: AgentSessionRecord, text: str) -> AgentSessionRecord:
         entry, model = self._models.entry(session.config.model), self._models.build(session.config.model)
@@ -285,9 +304,9 @@ class AgentRuntime:
         except BaseException:
             del self._runs[session.id]
             raise
-        named = dict.fromkeys(TOOL_SERVER if tool["type"] == TOOLSET_TYPE else tool["server"] for tool in begun.config.tools)
-        toolset = Toolset() if TOOL_SERVER in named else Toolset(())
-        servers = tuple(self._servers[name] for name in named if name != TOOL_SERVER)
+        named = dict.fromkeys(SANDBOX_TOOLS if tool["type"] == TOOLSET_TYPE else tool["server"] for tool in begun.config.tools)
+        toolset = Toolset() if SANDBOX_TOOLS in named else Toolset(())
+        servers = tuple(self._servers[name] for name in named if name != SANDBOX_TOOLS)
         sandbox = SessionSandbox(self._node, principal, begun, self._previews)
         active.run = Run(self._node, principal, begun, sandbox, RunParameters(entry, model, toolset, self._limits, servers))
         active.task = asyncio.create_task(self._execute(begun.id, active.run), name=f"agent run {begun.id}")
@@ -402,14 +421,14 @@ class AgentRuntime:
         self._check_tools(tools)
 
     def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        names = [TOOL_SERVER, *sorted(self._servers)]
+        names = [SANDBOX_TOOLS, *sorted(self._servers)]
         for tool in tools:
             if tool.get("type") == TOOLSET_TYPE or (tool.get("type") == "mcp" and tool.get("server") in names):
                 continue
             others = f" The operator has configured these MCP servers: {', '.join(names[1:])}." if self._servers else ""
             raise InvalidRequestError(
                 f"The tool {str(dict(tool))[:200]} is not supported.",
-                hint=f'Pass {{"type": "mcp", "server": "{TOOL_SERVER}"}} for the tools of the sandbox.{others}',
+                hint=f'Pass {{"type": "mcp", "server": "{SANDBOX_TOOLS}"}} for the tools of the sandbox.{others}',
                 fields={"field": "tools", "servers": names},
             )
 

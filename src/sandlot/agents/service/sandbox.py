@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from sandlot.agents.service.completion import complete
 from sandlot.core.node import Node
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.agents import MOST_OPEN_NETWORK, AgentSessionRecord, SessionChange
 from sandlot.model.errors import SandlotError
@@ -28,7 +28,7 @@ SESSION: Final = "sandlot.agent_session"
 
 
 async def find_sandbox(node: Node, session: AgentSessionRecord) -> SandboxId | None:
-    """Return the live sandbox that was created for a session whose service was killed before the session named the sandbox. None: there is none."""
+    """Return the live sandbox of a session; None if there is none. It finds a sandbox whose id a killed service has not stored in the session."""
     found = await node.sandboxes.list(OPERATOR, SandboxFilter(metadata={SESSION: session.id}), after=None, limit=100)
     return next((each.id for each in found.items if each.owner == session.owner), None)
 
@@ -60,7 +60,7 @@ class SessionSandbox:
         timeout_s = self._session.environment.timeout_s or min(DEFAULT_TIMEOUT_S, longest_s)
         if self.id is None:
             self.id = (await self._node.sandboxes.create(self._principal, self._params(timeout_s))).id
-            await complete(self._node.agents.append(self._session.id, change=SessionChange(sandbox=self.id)))
+            await outlast_cancellation(self._node.agents.append(self._session.id, change=SessionChange(sandbox=self.id)))
         else:
             await self._node.sandboxes.update(self._principal, self.id, UpdateSandboxParams(timeout_s=timeout_s))
         return NodeBackend(self._node, self._principal, self.id, previews=self._previews, origin="agents")

@@ -4,6 +4,7 @@ Invariants:
 - A request names a server and nothing else of it: addresses and credentials come from the operator's file only.
 - A run has one connection to each server. A call of a tool is made once.
 - No text of a server reaches an event or the model with a credential in it, and none is longer than that of another tool.
+- A response is read up to ``MAX_RESPONSE_BYTES``, whatever the server sends.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from sandlot.agents.service.completion import complete
 from sandlot.agents.service.tables import read_tables
+from sandlot.host.blocking import outlast_cancellation
 from sandlot.model.errors import InvalidRequestError
+from sandlot.model.specs import MIB
 from sandlot.toolset import output
 from sandlot.toolset.images import decode_image
 from sandlot.toolset.output import Image, Text, ToolResult
 
-TOOL_SERVER: Final = "code-exec"
-"""Name by which an agent's tools of type ``mcp`` name the tools of the sandbox."""
+SANDBOX_TOOLS: Final = "code-exec"
+"""Reserved name of a server that stands for the tools of the sandbox, which are no MCP server."""
 TIMEOUT_S: Final = 60.0
 """Seconds until a call is given up, if the operator does not set ``timeout``."""
 MAX_TOOLS: Final = 128
 """Number of tools of one server that are offered to a model; the others are left out."""
 MAX_TOOL_BYTES: Final = 64 * 1024
 """Size of the description and the schema of a tool. A larger tool is left out."""
+MAX_RESPONSE_BYTES: Final = 10 * MIB
+"""Size of a response above which it is not read further and the request fails. The largest images of a result, and 2 MiB of text."""
 CLOSE_S: Final = 5.0
 """Seconds for the end of a connection, after which it is cut."""
 MAX_REASON_CHARS: Final = 200
 """Length above which the reason of a failure is cut."""
 MIN_SECRET_CHARS: Final = 6
-"""Length of a part of a header from which on it is taken for a credential."""
+"""Minimum length of a part of a header that is redacted as a credential."""
 
 _SERVER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,31}")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -111,7 +115,7 @@ def load_tool_servers(path: Path) -> Mapping[str, ToolServerEntry]:
 
 
 def _entry(path: Path, name: str, table: Mapping[str, Any]) -> ToolServerEntry:
-    if name == TOOL_SERVER:
+    if name == SANDBOX_TOOLS:
         raise _invalid(path, f"the name {name!r} is that of the tools of the sandbox")
     if not _SERVER_NAME.fullmatch(name):
         raise _invalid(path, f"the name {name[:64]!r} must have 1 to 32 letters, digits and hyphens")
@@ -172,7 +176,7 @@ async def connect(entries: Sequence[ToolServerEntry]) -> AsyncGenerator[ServerTo
 
 
 class _Connection:
-    """Connection to one server. A task of the connection opens and closes it, as the client demands, which another task uses."""
+    """Connection to one server. It has a task of its own, because an MCP client must be closed in the task that opened it."""
 
     def __init__(self, entry: ToolServerEntry) -> None:
         self._entry = entry
@@ -193,13 +197,13 @@ class _Connection:
             opened.cancel()
             if not is_usable:
                 problem = self._problem()
-                await complete(self._close())
+                await outlast_cancellation(self._close())
         if not is_usable:
             raise ToolServerError(self._entry.name, problem)
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        await complete(self._close())
+        await outlast_cancellation(self._close())
 
     async def call(self, name: str, arguments: object) -> ToolResult:
         """Call a tool by its name for the model."""
@@ -223,11 +227,16 @@ class _Connection:
         from mcp.client.client import Client  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
+        from sandlot.agents.service.bounded_responses import limit_responses  # noqa: PLC0415
+
         entry = self._entry
         timeout = httpx2.Timeout(min(30.0, entry.timeout), read=entry.timeout)
+        headers = {"Accept-Encoding": "identity", **entry.headers}
+        hooks: Any = {"response": [limit_responses(MAX_RESPONSE_BYTES)]}
         async with (
-            httpx2.AsyncClient(headers=dict(entry.headers), timeout=timeout) as http,
-            Client(streamable_http_client(entry.url, http_client=http)) as self._client,
+            httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as http,
+            # The hook limits events as well.
+            Client(streamable_http_client(entry.url, http_client=http, max_sse_event_size=None)) as self._client,
         ):
             await self._list_tools()
             self._is_open.set()

@@ -37,12 +37,13 @@ class Node:
     Attributes:
         children: Name -> node, of a folder.
         source: Number of the layer and position in its archive that a file has its content from; None: :attr:`content`.
+        block: First block of the content of a file in the image; None: it is not written yet.
         size: Size of a file.
         content: Content of a file, as far as it is in memory.
         path: File of the sandbox with the content; empty for none.
     """
 
-    __slots__ = ("attributes", "children", "content", "gid", "kind", "mode", "mtime_ns", "path", "size", "source", "target", "uid")
+    __slots__ = ("attributes", "block", "children", "content", "gid", "kind", "mode", "mtime_ns", "path", "size", "source", "target", "uid")
 
     def __init__(
         self, kind: str, mode: int, uid: int, gid: int, mtime_ns: int, *, target: str = "", attributes: dict[bytes, bytes] | None = None
@@ -56,6 +57,7 @@ class Node:
         self.attributes = attributes
         self.children: dict[str, Node] = {}
         self.source: tuple[int, int] | None = None
+        self.block: int | None = None
         self.size = 0
         self.content: bytes | None = None
         self.path = ""
@@ -173,7 +175,7 @@ class Files:
             folder.children[name] = self._find_target(entry, blob)
         elif entry.kind == DEVICE:
             folder.children.pop(name, None)
-            self._warn(f"left out the device {tar.shown(entry.name)} of the layer {blob.digest or 'of the template'}")
+            self._warn(f"left out the device {tar.shown(entry.name)} of the layer {blob.digest}")
         elif entry.kind == tar.FOLDER and present is not None and present.is_folder:
             _describe(present, entry)
         else:

@@ -55,7 +55,7 @@ class Blob:
 
     Args:
         path: File of the layer.
-        digest: Digest of the file, as ``sha256:…``; empty: the layer is an archive of a tree of the service, which is not verified.
+        digest: Digest of the file, as ``sha256:…``.
         size_bytes: Size of the file.
         diff_id: Digest of the archive without compression.
     """
@@ -153,7 +153,7 @@ def read_entries(blob: Blob, budget: Budget) -> Iterator[Entry]:
                 if isinstance(part, Entry):
                     budget.take_entry(blob)
                     part.offset = reader.position
-                    if _is_captured(part):
+                    if part.kind == tar.FILE and is_captured(part.name.removeprefix("./"), part.size):
                         capture, content = part, bytearray()
                         continue
                     yield part
@@ -242,11 +242,14 @@ def _read_zstd(blob: Blob) -> Iterator[bytes]:
         raise RefusedError(f"its compression is damaged ({detail.rpartition(' : ')[2]})", blob.digest)
 
 
-def _is_captured(entry: Entry) -> bool:
-    if entry.kind != tar.FILE or entry.size > CAPTURE_BYTES:
-        return False
-    name = entry.name.removeprefix("./")
-    return name.rpartition("/")[2] in CAPTURED or name.startswith(SKELETON)
+def is_captured(name: str, size: int) -> bool:
+    """Return True if the content of a file is kept in memory, because the layout may need it.
+
+    Args:
+        name: Path of the file, without a slash at its beginning.
+        size: Size of the file.
+    """
+    return size <= CAPTURE_BYTES and (name.rpartition("/")[2] in CAPTURED or name.startswith(SKELETON))
 
 
 def _nanoseconds(text: bytes) -> int:

@@ -1,6 +1,9 @@
 """Adds to a file system what every sandbox needs: folders, the user, ``sudo``, the names of hosts, and the guest.
 
 Images may be odd: without ``/etc/passwd``, without a shell, with files or dangling links in place of folders. Accounts that exist are kept.
+
+:func:`sandlot.images.rootfs_layout.apply_layout` does the same to folders of built-in templates on the host. The merge program runs alone in a
+sandbox and cannot import it. ``test_layout.py`` compares both.
 """
 
 from __future__ import annotations
@@ -49,8 +52,15 @@ class Layout:
     time_ns: int
 
 
-def apply_layout(files: Files, layout: Layout, warn: Callable[[str], object]) -> None:
-    """Add a layout to a file system."""
+def apply_layout(files: Files, layout: Layout, warn: Callable[[str], object], guest: Node | None = None) -> None:
+    """Add a layout to a file system.
+
+    Args:
+        files: The file system.
+        layout: The layout.
+        warn: Function that is called with what was left out.
+        guest: Folder with the guest. None: a copy of :attr:`Layout.guest`.
+    """
     for path in (*_MOUNTS, _TMP):
         node = files.root.children.get(path[1:])
         if node is None or not node.is_folder or path != _TMP:
@@ -70,7 +80,7 @@ def apply_layout(files: Files, layout: Layout, warn: Callable[[str], object]) ->
     for path, text in layout.files.items():
         folder, _, name = path.rpartition("/")
         _make_folder(files, folder).children[name] = _new_file(layout, text.encode(), 0o755 if text.startswith("#!") else 0o644)
-    guest = files.root.children[layout.guest.strip("/")] = _copy_guest(files, Path(layout.guest))
+    guest = files.root.children[layout.guest.strip("/")] = guest or _copy_guest(files, Path(layout.guest))
     if attributes := list_attributes(files, warn):
         guest.children[ATTRIBUTES] = _new_file(layout, json.dumps(attributes, separators=(",", ":")).encode(), 0o600)
 

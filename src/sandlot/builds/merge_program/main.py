@@ -6,19 +6,21 @@ image is made).
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from sandlot.builds.merge_program.erofs import ImageWriter, read_image, unreadable_folders
 from sandlot.builds.merge_program.files import Files
 from sandlot.builds.merge_program.layers import CHUNK_BYTES, Blob, Budget, RefusedError, read_entries, verify
 from sandlot.builds.merge_program.layout import Layout, apply_layout
-from sandlot.builds.merge_program.output import list_folders, write_archive
+from sandlot.builds.merge_program.output import list_folders, write_files
 from sandlot.host.image_index import write_index
+from sandlot.protocol import tar
 
 _MAX_WARNINGS = 50
 
@@ -27,8 +29,8 @@ def main(path: str) -> None:
     """Run a job. Exits with status 1 if the image is refused.
 
     Args:
-        path: File of the job, in JSON: the layers with ``path``, ``digest``, ``size_bytes`` and ``diff_id``, the limits, the layout, and both files
-            to write.
+        path: File of the job, in JSON: the image below the layers (empty: there is none) and its UUID, the layers with ``path``, ``digest``,
+            ``size_bytes`` and ``diff_id``, the limits, the layout, and both files to write.
     """
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     try:
@@ -45,18 +47,26 @@ def run(job: Mapping[str, Any], report: Callable[[str], object]) -> int:
     Raises:
         RefusedError: The image is refused. No complete file is left.
     """
-    files, blobs = merge(job, report)
+    files, blobs, base_blocks = merge(job, report)
     report("writing the image")
     try:
         with Path(job["index"]).open("xb") as index:
             write_index(index, list_folders(files))
+        with Path(job["image"]).open("xb", buffering=CHUNK_BYTES) as image:
+            writer = ImageWriter(image, base_blocks)
+            size = write_files(files, blobs, writer)
+            writer.finish(files, UUID(job["uuid"]).bytes, job["time_s"])
     except ValueError as error:
         raise RefusedError(str(error), is_limit=True) from None
-    return _make_image(job, files, blobs)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise RefusedError("its root file system does not fit on the disk on which it is made", is_limit=True) from None
+        raise
+    return size
 
 
-def merge(job: Mapping[str, Any], report: Callable[[str], object]) -> tuple[Files, list[Blob]]:
-    """Return the file system of a job, and its layers."""
+def merge(job: Mapping[str, Any], report: Callable[[str], object]) -> tuple[Files, list[Blob], int]:
+    """Return the file system of a job, its layers, and the number of blocks of the image below them; 0 if there is none."""
     warned = 0
 
     def warn(text: str) -> None:
@@ -68,36 +78,23 @@ def merge(job: Mapping[str, Any], report: Callable[[str], object]) -> tuple[File
     blobs = [Blob(layer["path"], layer["digest"], layer["size_bytes"], layer["diff_id"]) for layer in job["layers"]]
     time_ns = job["time_s"] * 10**9
     files, budget = Files(time_ns, warn), Budget(job["max_bytes"], job["max_entries"])
-    for blob in {blob.digest: blob for blob in blobs if blob.digest}.values():
+    base_blocks, guest = 0, None
+    if job["base"]:
+        report("reading the image of the template")
+        base_blocks = read_image(Path(job["base"]), UUID(job["base_uuid"]).bytes, files)
+        guest = files.root.children.pop(job["guest"].strip("/"))  # no layer can change it
+    for blob in {blob.digest: blob for blob in blobs}.values():
         verify(blob)
     for number, blob in enumerate(blobs):
         report(f"reading layer {number + 1} of {len(blobs)}")
         files.apply(number, blob, read_entries(blob, budget))
     folders = {path: (mode, owner) for path, (mode, owner) in job["folders"].items()}
-    apply_layout(files, Layout(folders, job["files"], job["home"], job["user"], job["guest"], time_ns), warn)
+    apply_layout(files, Layout(folders, job["files"], job["home"], job["user"], job["guest"], time_ns), warn, guest)
+    for folder in unreadable_folders(files):
+        warn(f"programs may not be able to list the folder {tar.shown(folder)}: its names are too long for some versions of gVisor")
     if warned > _MAX_WARNINGS:
         report(f"warning: {warned - _MAX_WARNINGS} more warnings")
-    return files, blobs
-
-
-def _make_image(job: Mapping[str, Any], files: Files, blobs: list[Blob]) -> int:
-    # Not `-T` alone: it would give all files the same time, and byte code contains the time of its source.
-    argv = ["mkfs.erofs", "--quiet", "--tar=f", "-U", job["uuid"], "--mkfs-time", "-T", str(job["time_s"]), "-Enoinline_data", job["image"]]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=CHUNK_BYTES) as mkfs:
-        assert mkfs.stdin is not None and mkfs.stderr is not None  # noqa: S101, PT018 - pipes
-        fcntl.fcntl(mkfs.stdin, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
-        size = None
-        try:
-            size = write_archive(files, blobs, mkfs.stdin)
-            mkfs.stdin.close()
-        except BrokenPipeError:  # mkfs.erofs has ended; its output says why
-            size = None
-        detail = mkfs.stderr.read(4000).decode(errors="replace").strip()
-    if mkfs.returncode == 0 and size is not None:
-        return size
-    if "No space left" in detail:
-        raise RefusedError("its root file system does not fit on the disk on which it is made", is_limit=True)
-    raise RuntimeError(f"mkfs.erofs failed with status {mkfs.returncode}: {detail[-1000:]}")
+    return files, blobs, base_blocks
 
 
 def _report(line: Mapping[str, object]) -> None:

@@ -163,7 +163,8 @@ def _checks(settings: Settings) -> list[DoctorCheck]:
 
     data, cache = str(settings.data_dir), str(settings.cache_dir)
     folders = {"data_dir": data, "cache_dir": cache}
-    images = {"cache_dir": cache, "recipes_dir": None if settings.recipes_dir is None else str(settings.recipes_dir)}
+    recipes_dir = None if settings.recipes_dir is None else str(settings.recipes_dir)
+    images = {"cache_dir": cache, "recipes_dir": recipes_dir, "aliases": dict(settings.template_aliases)}
     drivers = list(dict.fromkeys((*driver_names(), *settings.isolation_allowed)))
     return [
         DoctorCheck(Task("cgroups", f"{_CHECKS}.cgroups:check_cgroups"), "control groups", ("cgroups", "cgroup-delegation", "cgroup-freezer")),
@@ -214,12 +215,12 @@ def _findings(checks: Sequence[DoctorCheck], outcomes: Mapping[str, Outcome]) ->
 
 
 # Checks that run in processes of their own.
-def inspect_images(*, cache_dir: str, recipes_dir: str | None) -> list[dict[str, Any]]:
+def inspect_images(*, cache_dir: str, recipes_dir: str | None, aliases: Mapping[str, str]) -> list[dict[str, Any]]:
     """Check the images of templates."""
-    from sandlot.images.recipe import load_folder, shipped
+    from sandlot.images.recipe_files import load_recipes
     from sandlot.images.store import ImageStore
 
-    store = ImageStore(Path(cache_dir), {**shipped(), **(load_folder(Path(recipes_dir)) if recipes_dir else {})})
+    store = ImageStore(Path(cache_dir), load_recipes(Path(recipes_dir) if recipes_dir else None, aliases))
     names = store.names()
     try:
         built = [name for name in names if store.find(name) is not None]

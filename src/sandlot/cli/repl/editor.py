@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
     from prompt_toolkit.lexers import Lexer
 
-PROMPTS = {"python": ">>> ", "bash": "$ ", "javascript": "> "}
+PROMPTS = {"python": ">>> ", "bash": "$ ", "javascript": "> ", "typescript": "> ", "r": "> "}
 CONTINUATION_PROMPT = "... "
 EXIT_WORDS = frozenset({"exit", "quit", "exit()", "quit()"})
 """Inputs that end the session; as code, they would end the interpreter."""
 INDENT = "    "
-_LEXERS = {"python": "PythonLexer", "bash": "BashLexer", "javascript": "JavascriptLexer"}
+_LEXERS = {"python": "PythonLexer", "bash": "BashLexer", "javascript": "JavascriptLexer", "typescript": "TypeScriptLexer", "r": "SLexer"}
 
 
 def is_complete(code: str, language: str) -> bool:

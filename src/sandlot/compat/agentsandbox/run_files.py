@@ -24,8 +24,9 @@ from sandlot.core.node import Node
 from sandlot.model.access import Principal
 from sandlot.model.errors import ForbiddenError, InvalidRequestError, NotFoundError, SandlotError
 from sandlot.model.files import ChangedFile, Entry
+from sandlot.model.paths import WORKSPACE
 from sandlot.model.records import FileRecord
-from sandlot.model.specs import MIB, WORKSPACE
+from sandlot.model.specs import MIB
 
 OUTPUT: Final = "/output"
 """Directory to which the vendor's plugin for models asks to write results; the vendor's SDK names ``/workspace``."""

@@ -24,9 +24,10 @@ from sandlot.model.files import check_media_type
 from sandlot.model.ids import SandboxId
 from sandlot.model.languages import language_of
 from sandlot.model.network import MOST_OPEN
+from sandlot.model.paths import WORKSPACE
 from sandlot.model.records import ExecutionRecord, FileRecord
 from sandlot.model.sandboxes import CreateSandboxParams
-from sandlot.model.specs import MAX_CODE_BYTES, WORKSPACE, ProcessSpec
+from sandlot.model.specs import MAX_CODE_BYTES, ProcessSpec
 
 VENDOR: Final = "agentsandbox"
 """Value of the label ``VENDOR_KEY``, and origin of runs in the execution log."""

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import posixpath
+import re
 import tarfile
 import tempfile
 import uuid
@@ -23,17 +24,18 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 
 from sandlot.builds import dockerfile
-from sandlot.builds.dependencies import get_builds, get_uploads
+from sandlot.builds.dependencies import get_build_runner, get_uploads
+from sandlot.builds.operations import parse_dockerfile, request_build
 from sandlot.builds.plan import BuildPlan
 from sandlot.compat.common import PAGE, rfc3339_ms
 from sandlot.compat.pandastack.schemas import BuildResponse
 from sandlot.core.node import Node
 from sandlot.model.access import Principal
-from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, LimitError, UnavailableError
 from sandlot.model.images import parse_reference
 from sandlot.model.specs import KIB, MIB, Limits
 from sandlot.model.templates import BuildLine, BuildRecord, BuildStatus
-from sandlot.web.dependencies import get_node, get_principal, iter_body
+from sandlot.web.dependencies import get_principal, iter_body
 from sandlot.web.models import RequestModel, Text
 from sandlot.web.multipart import FormFields, is_multipart, read_form
 
@@ -52,6 +54,8 @@ STATUSES: Final = {
     BuildStatus.CANCELLED: "failed",
 }
 _CHUNK_BYTES: Final = 256 * KIB
+_NUMBERS: Final = frozenset({"size_mb", "cpu", "memory_mb"})
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _FIELDS: Final = ("name", "dockerfile", "image_ref", "size_mb", "cpu", "memory_mb", "kernel")
 
 
@@ -61,9 +65,9 @@ class BuildRequest(RequestModel):
     name: Text
     dockerfile: str | None = Field(default=None, max_length=dockerfile.MAX_BYTES)
     image_ref: Text | None = None
-    size_mb: int = Field(default=1024, ge=1)
-    cpu: int | None = Field(default=None, ge=1)
-    memory_mb: int | None = Field(default=None, ge=1)
+    size_mb: int = Field(default=1024, ge=1, lt=1 << 24)
+    cpu: int | None = Field(default=None, ge=1, lt=1 << 24)
+    memory_mb: int | None = Field(default=None, ge=1, lt=1 << 24)
     kernel: Text | None = None
 
 
@@ -104,7 +108,8 @@ async def start(request: Request) -> BuildResponse:
     Raises:
         InvalidRequestError: The form is invalid, or has not exactly one of a Dockerfile, an image and a root file system.
     """
-    node, principal, uploads, builds = get_node(request), get_principal(request), get_uploads(request), get_builds(request)
+    get_build_runner(request)
+    principal, uploads = get_principal(request), get_uploads(request)
     context = uuid.uuid4().hex
     files: set[str] = set()
     if is_multipart(request):
@@ -118,18 +123,11 @@ async def start(request: Request) -> BuildResponse:
         body = parse_fields(texts)
         text = dockerfile_of(body, has_rootfs=ROOTFS in files)
         archives = await uploads.require(principal, [context]) if files else {}
-        parsed = dockerfile.parse(text)
+        parsed = await parse_dockerfile(text)
         plan = BuildPlan(parsed.stages, contexts={"": archives[context]} if files else {}, warnings=parsed.warnings)
-        _, build = await node.template_builds.request(principal, body.name, limits=build_limits(body))
-    except BaseException:
-        await uploads.remove(principal, context)
-        raise
-    try:
-        await builds.start(principal, build, plan)
-    except SandlotError:
-        await node.template_builds.cancel(build)  # otherwise it would wait for ever
-        await uploads.remove(principal, context)
-        raise
+        build = await request_build(request, principal, body.name, plan, limits=build_limits(body))
+    finally:
+        await uploads.remove(principal, context)  # the build holds it
     return build_response(build, body.name)
 
 
@@ -139,9 +137,7 @@ def parse_fields(texts: Mapping[str, str]) -> BuildRequest:
     Raises:
         InvalidRequestError: A field is missing or invalid.
     """
-    values = {
-        name: int(text) if name in {"size_mb", "cpu", "memory_mb"} and text.isascii() and text.isdecimal() else text for name, text in texts.items()
-    }
+    values = {name: int(text) if name in _NUMBERS and _NUMBER.fullmatch(text) else text for name, text in texts.items()}
     try:
         return BuildRequest.model_validate(values)
     except ValidationError as error:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.builds import dependencies
+from sandlot.builds import operations as build_operations
 from sandlot.compat.common import CREATE_KEYS, find_live_sandbox, find_live_sandboxes, list_directory
 from sandlot.compat.pandastack import builds, operations, translate
 from sandlot.compat.pandastack.schemas import (
@@ -351,7 +351,7 @@ async def delete_template(template: str, request: Request) -> Response:
     found = await operations.find_template(get_node(request), get_principal(request), template)
     if found.is_global:
         raise ForbiddenError(f"Template {found.name!r} is the service's own and cannot be deleted.", code=ErrorCode.FORBIDDEN)
-    await dependencies.delete_template(request, get_principal(request), template)
+    await build_operations.delete_template(request, get_principal(request), template)
     return Response(status_code=204)
 
 

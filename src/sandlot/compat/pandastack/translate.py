@@ -31,7 +31,7 @@ from sandlot.model.network import MOST_OPEN
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import RESERVED_PREFIX, CreateSandboxParams, SandboxInfo, UpdateSandboxParams
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, Limits, VolumeMount
+from sandlot.model.specs import DEFAULT_TEMPLATE, MAX_TIMEOUT_S, MIB, VolumeMount
 from sandlot.model.states import State
 from sandlot.model.templates import BuiltRoot, TemplateRecord
 from sandlot.model.volumes import VolumeInfo
@@ -227,8 +227,8 @@ def volume_response(volume: VolumeInfo) -> VolumeResponse:
 
 
 def template_response(template: TemplateInfo) -> TemplateResponse:
-    """Return the response for a template. Its sandboxes have the default limits, because the client cannot pass others."""
-    limits = Limits()
+    """Return the response for a template. Its sandboxes have its default limits, because the client cannot pass others."""
+    limits = template.limits
     return TemplateResponse(name=template.name, description=template.description, cpu=math.ceil(limits.cpus), memory_mb=limits.memory_bytes // MIB)
 
 

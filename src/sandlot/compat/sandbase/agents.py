@@ -182,8 +182,8 @@ async def archive_agent(agent: str, request: Request) -> Response:
 
 @routes.delete("/agents/{agent}")
 async def delete_agent(agent: str, request: Request) -> Response:
-    """Delete an agent."""
-    await get_node(request).agents.delete(get_principal(request), agent)
+    """Delete an agent, and archive its sessions."""
+    await get_agents(request).delete(get_principal(request), agent)
     return e2b_json_response({"id": agent, "type": "agent_deleted"})
 
 

@@ -19,16 +19,25 @@ from sandlot.model.errors import ConflictError, ErrorCode, InvalidRequestError, 
 from sandlot.model.executions import CommandResult, exit_code
 from sandlot.model.files import Entry
 from sandlot.model.network import MOST_OPEN, NetworkMode, NetworkPolicy
+from sandlot.model.paths import WORKSPACE
 from sandlot.model.ports import KILLED_BY_REQUEST
 from sandlot.model.sandboxes import CreateSandboxParams, SandboxInfo, SandboxUsage, check_reserved_names
 from sandlot.model.service import TemplateInfo
-from sandlot.model.specs import MIB, WORKSPACE, Limits, OnTimeout, ProcessSpec
+from sandlot.model.specs import MIB, OnTimeout, ProcessSpec
 from sandlot.model.states import State
 
 VENDOR: Final = "sandbase"
 """Value of the label ``VENDOR_KEY``, origin of runs in the execution log, and name of the payload format of webhooks."""
 
-TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType({"code_interpreter": ("code-interpreter", "Code Interpreter"), "base": ("base", "Base")})
+TEMPLATES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "code_interpreter": ("code-interpreter", "Code Interpreter"),
+        "claude": ("claude", "Claude Code"),
+        "codex": ("codex", "Codex"),
+        "desktop": ("desktop", "Desktop"),
+        "base": ("base", "Base"),
+    }
+)
 """Name of the vendor -> name of the template, and name to display."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
@@ -93,7 +102,7 @@ def template_names(known: Collection[str]) -> list[str]:
 
 def template_object(vendor_name: str, template: TemplateInfo) -> dict[str, Any]:
     """Return the object of a template."""
-    limits = Limits()
+    limits = template.limits
     return {
         "templateID": vendor_name,
         "name": TEMPLATES[vendor_name][1] if vendor_name in TEMPLATES else vendor_name,

@@ -29,17 +29,16 @@ from sandlot.compat.sandboxapi.schemas import (
     EmptyRequest,
     ExecuteBatchRequest,
     ExecuteRequest,
-    LanguageListResponse,
     RunCodeRequest,
     SessionExecuteRequest,
     SessionInstallRequest,
 )
 from sandlot.core.node import Node
 from sandlot.mcp.http_sessions import Sessions, principal_of, request_of
-from sandlot.mcp.server import Context, isolated
+from sandlot.mcp.server import Context, run_in_own_task
 from sandlot.model.access import Principal
 from sandlot.model.errors import SandlotError
-from sandlot.model.programs import OneShotParams
+from sandlot.model.programs import ProgramParams
 from sandlot.web.dependencies import get_node
 from sandlot.web.errors import validation_error
 from sandlot.web.models import RequestModel, ResponseModel
@@ -72,7 +71,7 @@ def create_http_server(_sessions: Sessions) -> Server[Any]:
         tool, request = TOOLS.get(params.name), request_of(context)
         if tool is None:
             raise MCPError(types.INVALID_PARAMS, f"There is no tool {params.name[:50]!r}; there are {', '.join(TOOLS)}.")
-        return await isolated(_call(get_node(request), principal_of(request), tool, params.arguments or {}))
+        return await run_in_own_task(_call(get_node(request), principal_of(request), tool, params.arguments or {}))
 
     return Server(translate.VENDOR, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -118,15 +117,15 @@ async def _execute_batch(node: Node, principal: Principal, body: ExecuteBatchReq
     return json.dumps({"results": results, "total": len(results), "completed": completed, "failed": len(results) - completed}, ensure_ascii=False)
 
 
-def _program_params(body: ExecuteRequest) -> OneShotParams | SandlotError:
+def _program_params(body: ExecuteRequest) -> ProgramParams | SandlotError:
     try:
         return translate.program_params(body)
     except SandlotError as error:
         return error
 
 
-async def _list_languages(_node: Node, _principal: Principal, _body: EmptyRequest) -> str:
-    return _json(LanguageListResponse(languages=[translate.language_response(each) for each in translate.LANGUAGES]))
+async def _list_languages(node: Node, principal: Principal, _body: EmptyRequest) -> str:
+    return _json(await operations.list_languages(node, principal))
 
 
 async def _create(node: Node, principal: Principal, body: CreateSessionRequest) -> str:
@@ -147,6 +146,7 @@ async def _close(node: Node, principal: Principal, body: CloseSessionRequest) ->
 
 
 _LANGUAGES = ", ".join(each.id for each in translate.LANGUAGES)
+_SESSION_LANGUAGES = ", ".join(each.id for each in translate.LANGUAGES if each.has_sessions)
 
 TOOLS: Mapping[str, Tool] = {
     "execute_code": Tool(
@@ -157,7 +157,7 @@ TOOLS: Mapping[str, Tool] = {
     "execute_batch": Tool("Execute several programs like execute_code, each in a sandbox of its own.", ExecuteBatchRequest, _execute_batch),
     "list_languages": Tool("List all supported programming languages with their versions and examples.", EmptyRequest, _list_languages),
     "session_create": Tool(
-        f"Open a session, which keeps variables, files and packages between calls. Languages: {_LANGUAGES}. "
+        f"Open a session, which keeps variables, files and packages between calls. Languages: {_SESSION_LANGUAGES}. "
         "idle_ttl: seconds without use until the session is closed, 600 by default.",
         CreateSessionRequest,
         _create,

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from sandlot.compat.common import find_live_sandbox, find_live_sandboxes, session_metadata
 from sandlot.compat.sandboxapi import translate
@@ -18,6 +19,7 @@ from sandlot.compat.sandboxapi.schemas import (
     ExecuteResponse,
     InstallPackagesRequest,
     InstallResponse,
+    LanguageListResponse,
     RunCodeRequest,
     SessionResponse,
 )
@@ -58,8 +60,15 @@ async def create_session(node: Node, principal: Principal, body: CreateSessionRe
     Raises:
         SandlotError: The session could not be created; then nothing is left of it.
     """
-    params = translate.session_params(translate.language(body.language), body.idle_ttl, principal)
-    return translate.session_response(await node.sandboxes.create(principal, params))
+    language = translate.language(body.language)
+    params = translate.session_params(language, body.idle_ttl, principal)
+    template = await node.languages.choose(principal, language.session_needs)
+    return translate.session_response(await node.sandboxes.create(principal, replace(params, template=template)))
+
+
+async def list_languages(node: Node, principal: Principal) -> LanguageListResponse:
+    """Return all languages, with the versions of the templates that run them."""
+    return LanguageListResponse(languages=[translate.language_response(each) for each in await node.languages.list(principal)])
 
 
 async def close_session(node: Node, principal: Principal, session: str) -> None:

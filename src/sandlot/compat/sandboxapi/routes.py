@@ -10,7 +10,6 @@ from sandlot.compat.sandboxapi.schemas import (
     CreateSessionRequest,
     ExecuteRequest,
     InstallPackagesRequest,
-    LanguageListResponse,
     RunCodeRequest,
     SessionListResponse,
 )
@@ -29,9 +28,9 @@ async def execute(body: ExecuteRequest, request: Request) -> Response:
 
 
 @router.get("/v1/languages")
-async def list_languages() -> Response:
+async def list_languages(request: Request) -> Response:
     """List the languages of programs and sessions."""
-    return json_response(LanguageListResponse(languages=[translate.language_response(each) for each in translate.LANGUAGES]))
+    return json_response(await operations.list_languages(get_node(request), get_principal(request)))
 
 
 @router.post("/v1/sessions")

@@ -22,7 +22,7 @@ from sandlot.model.access import Principal
 from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandboxEndedError
 from sandlot.model.executions import TIMEOUT_EXIT_CODE, CodeResult, CommandResult, exception_exit_code
 from sandlot.model.packages import InstallParams
-from sandlot.model.programs import KILLED_EXIT_CODE, OneShotParams, Result, Status
+from sandlot.model.programs import KILLED_EXIT_CODE, ProgramParams, ProgramResult, ProgramStatus
 from sandlot.model.sandboxes import MIN_IDLE_TIMEOUT_S, CreateSandboxParams, SandboxInfo
 from sandlot.model.specs import KIB, MAX_TIMEOUT_S
 
@@ -35,16 +35,16 @@ MAX_RUN_S: Final = 300.0
 """Longest timeout of a run, as the vendor documents it."""
 DEFAULT_IDLE_S: Final = 600.0
 
-COMPLETED, RUNTIME_ERROR, TIMEOUT = str(Status.COMPLETED), str(Status.RUNTIME_ERROR), str(Status.TIMEOUT)
+COMPLETED, RUNTIME_ERROR, TIMEOUT = str(ProgramStatus.COMPLETED), str(ProgramStatus.RUNTIME_ERROR), str(ProgramStatus.TIMEOUT)
 
-_UNKNOWN_STATUSES: Mapping[Status, str] = MappingProxyType({Status.MEMORY_EXCEEDED: RUNTIME_ERROR, Status.OUTPUT_LIMIT: RUNTIME_ERROR})
+_UNKNOWN_STATUSES: Mapping[ProgramStatus, str] = MappingProxyType(
+    {ProgramStatus.MEMORY_EXCEEDED: RUNTIME_ERROR, ProgramStatus.OUTPUT_LIMIT: RUNTIME_ERROR}
+)
 """Statuses that clients do not know -> a status that they know."""
 
 
 _IDS: Mapping[str, str] = MappingProxyType({"python": "python3"})
 """Name of a language -> name of the vendor, if it is another one."""
-_VERSIONS: Mapping[str, str] = MappingProxyType({"python": "3.11", "javascript": "24", "bash": "5.2"})
-"""Name of a language of this API -> version in the template ``code-interpreter``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,18 @@ class VendorLanguage:
         """Other names."""
         return [name for name in self.language.names if name != self.id]
 
+    @property
+    def has_sessions(self) -> bool:
+        """True if sessions run the language: an interpreter keeps its state."""
+        return self.language.context is not None
 
-LANGUAGES = tuple(VendorLanguage(_IDS.get(each.name, each.name), each) for each in languages.LANGUAGES if each.name in _VERSIONS)
+    @property
+    def session_needs(self) -> str:
+        """Name of the language whose interpreter a session needs. A session in TypeScript needs Node.js, but no compiler."""
+        return "javascript" if self.language.name == "typescript" else self.language.name
+
+
+LANGUAGES = tuple(VendorLanguage(_IDS.get(each.name, each.name), each) for each in languages.LANGUAGES)
 _BY_NAME: Mapping[str, VendorLanguage] = MappingProxyType({name: each for each in LANGUAGES for name in each.language.names})
 
 
@@ -82,25 +92,26 @@ def language(name: str) -> VendorLanguage:
     return found
 
 
-def language_response(language: VendorLanguage) -> LanguageResponse:
-    """Return the response for a language."""
+def language_response(available: languages.AvailableLanguage) -> LanguageResponse:
+    """Return the response for a language. A version that is not known yet is empty."""
+    language = _BY_NAME[available.language.name]
     return LanguageResponse(
         id=language.id,
         name=language.language.title,
-        version=_VERSIONS[language.language.name],
+        version=available.version or "",
         aliases=language.aliases,
         file_extension=language.language.extensions[0],
         example=language.language.example,
     )
 
 
-def program_params(body: ExecuteRequest) -> OneShotParams:
+def program_params(body: ExecuteRequest) -> ProgramParams:
     """Return a program to run once.
 
     Raises:
         InvalidRequestError: The language is not supported, or the timeout is out of bounds.
     """
-    return OneShotParams(
+    return ProgramParams(
         language=language(body.language).language.name,
         code=body.code,
         stdin=(body.stdin or "").encode(),
@@ -126,8 +137,15 @@ def session_params(language: VendorLanguage, idle_ttl: float | None, principal: 
     """Return the create request of a session's sandbox. It has an idle timeout, and a deadline only if the key's quota demands one.
 
     Raises:
-        InvalidRequestError: The idle timeout is out of bounds.
+        InvalidRequestError: The idle timeout is out of bounds, or no interpreter keeps the state of the language.
     """
+    if not language.has_sessions:
+        names = ", ".join(each.id for each in LANGUAGES if each.has_sessions)
+        raise InvalidRequestError(
+            f"Sessions do not run {language.language.title}.",
+            hint=f"Run each program with /v1/execute, or use one of these languages: {names}.",
+            fields={"field": "language"},
+        )
     idle_s = DEFAULT_IDLE_S if idle_ttl is None else idle_ttl
     if not MIN_IDLE_TIMEOUT_S <= idle_s <= MAX_TIMEOUT_S:
         raise InvalidRequestError(
@@ -176,7 +194,7 @@ def session_response(sandbox: SandboxInfo) -> SessionResponse:
     )
 
 
-def execute_response(result: Result, language: VendorLanguage) -> ExecuteResponse:
+def execute_response(result: ProgramResult, language: VendorLanguage) -> ExecuteResponse:
     """Return the response to a program that was run once."""
     wall_ms = milliseconds(result.duration_s)
     return ExecuteResponse(

@@ -132,11 +132,6 @@ def limits_change(options: ResourceOptions | None) -> LimitsChange:
     )
 
 
-def limits(options: ResourceOptions | None) -> Limits:
-    """Return the limits of a new sandbox."""
-    return limits_change(options).over(Limits())
-
-
 def timeout_s(seconds: int | None) -> float | None:
     """Return a timeout. None is the default, 0 means no timeout."""
     return DEFAULT_TIMEOUT_S if seconds is None else float(seconds) or None
@@ -297,7 +292,7 @@ def mounts(sandbox: SandboxInfo) -> list[Mount]:
 
 def snapshot_response(record: SnapshotRecord) -> SnapshotResponse:
     """Return the response for a snapshot."""
-    unusable = bool(record.problem) and not record.layer
+    unusable = bool(record.problem) and not record.has_overlay
     return SnapshotResponse(
         id=record.id,
         namespace=NAMESPACE,
@@ -340,7 +335,7 @@ def pool_response(pool: PoolInfo) -> PoolResponse:
     return PoolResponse(
         id=pool.id,
         namespace=NAMESPACE,
-        image=labels.get(IMAGE_KEY, pool.template.name),
+        image=labels.get(IMAGE_KEY, pool.template.full_name),
         resources=resources(pool.limits),
         timeout_secs=round(pool_timeout_s(labels) or 0),
         max_containers=pool.sizes.max,

@@ -38,7 +38,7 @@ from sandlot.link.client import Link
 from sandlot.link.processes import ProcessCall
 from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
-from sandlot.model.errors import ConflictError, NotFoundError
+from sandlot.model.errors import ConflictError, ErrorCode, NotFoundError
 from sandlot.model.executions import (
     NATIVE,
     Channel,
@@ -53,6 +53,7 @@ from sandlot.model.executions import (
     ProcessStarted,
 )
 from sandlot.model.ids import ProcessId
+from sandlot.model.languages import missing_program_hint
 from sandlot.model.output_capture import OutputCapture
 from sandlot.model.records import FOREGROUND
 from sandlot.model.specs import KIB, ProcessSpec
@@ -502,8 +503,10 @@ class ProcessService:
             execution.was_sent = True
             call = await link.processes.start(spec, id=execution.id, attach=attach)
             self.state.of(sandbox).remember(execution.id, spec, self._clock.now())
-        except BaseException:
+        except BaseException as error:
             sandbox.buffers.give(size)
+            if isinstance(error, NotFoundError) and error.code is ErrorCode.PROGRAM_NOT_FOUND:
+                error.hint = missing_program_hint(spec.argv[0]) or error.hint
             raise
         return call
 

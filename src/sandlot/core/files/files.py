@@ -316,12 +316,12 @@ async def make_directory(
 
 
 async def make_working_directory(sandbox: Sandbox, path: str) -> None:
-    """Create the working directory of a new sandbox, with its missing parents, for the user ``user``. An existing folder is left as it is.
+    """Create the working directory of a new sandbox, with its missing parents, for the user of the sandbox. An existing folder is left as it is.
 
     The guest has already tried when it woke up. But a volume may since have been mounted above the folder, and the guest does not report failures.
     """
     try:
-        await make_directory(sandbox, path, user=User.ROOT, owner=User.USER)
+        await make_directory(sandbox, path, user=User.ROOT, owner=sandbox.spec.user)
     except ConflictError as error:
         raise InvalidRequestError(
             f"The working directory {path[:300]!r} cannot be created: it is a file.",

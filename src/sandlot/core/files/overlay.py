@@ -29,7 +29,7 @@ from sandlot.link.client import Link
 from sandlot.model.errors import ErrorCode, HostError, LimitError
 from sandlot.model.specs import RootFs, User
 from sandlot.model.streams import Stream
-from sandlot.protocol.helpers import APPLY_LAYER, COLLECT_LAYER, COPY_LAYER, OVERLAY, PACK_LAYER
+from sandlot.protocol.helpers import APPLY_OVERLAY, COLLECT_OVERLAY, COPY_OVERLAY, OVERLAY, PACK_OVERLAY
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -64,7 +64,7 @@ async def pack_overlay(sandbox: Sandbox, into: Path, root: RootFs, link: Link | 
         HostError: The host's disk failed, or the index of the image is damaged. The incomplete file is removed.
     """
     max_bytes = sandbox.spec.limits.disk_bytes + sandbox.spec.limits.memory_bytes + SLACK_BYTES
-    helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT, link=link)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": PACK_OVERLAY}, user=User.ROOT, link=link)
     draft = OverlayDraft(into.with_name(into.name + ".part"), max_bytes)
     try:
         await draft.open()
@@ -83,7 +83,7 @@ async def stream_changes(sandbox: Sandbox, root: RootFs) -> Stream[bytes]:
         sandbox: Live sandbox. It keeps running.
         root: Root file system from which the sandbox was booted.
     """
-    return GeneratorStream(_packed(await helpers.start(sandbox, OVERLAY, {"do": PACK_LAYER}, user=User.ROOT), root))
+    return GeneratorStream(_packed(await helpers.start(sandbox, OVERLAY, {"do": PACK_OVERLAY}, user=User.ROOT), root))
 
 
 async def collect(sandbox: Sandbox, paths: Sequence[str]) -> Stream[bytes]:
@@ -93,7 +93,7 @@ async def collect(sandbox: Sandbox, paths: Sequence[str]) -> Stream[bytes]:
         sandbox: Live sandbox. It keeps running.
         paths: Absolute paths without symbolic links.
     """
-    request = {"do": COLLECT_LAYER, "paths": [os.fsencode(sandbox.absolute_path(path)) for path in paths]}
+    request = {"do": COLLECT_OVERLAY, "paths": [os.fsencode(sandbox.absolute_path(path)) for path in paths]}
     return GeneratorStream(_packed(await helpers.start(sandbox, OVERLAY, request, user=User.ROOT), None))
 
 
@@ -109,7 +109,7 @@ async def copy_files(sandbox: Sandbox, chunks: AsyncIterable[bytes], *, owner: s
         InvalidRequestError: The sandbox has no such owner, or a file would replace a folder.
         LimitError: The disk of the sandbox is full (``disk_full``).
     """
-    helper = await helpers.start(sandbox, OVERLAY, {"do": COPY_LAYER, "owner": owner}, user=User.ROOT)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": COPY_OVERLAY, "owner": owner}, user=User.ROOT)
     await helper.feed(chunks)
 
 
@@ -143,7 +143,7 @@ async def apply_overlay(sandbox: Sandbox, file: Path, link: Link | None = None) 
         ConflictError: The overlay is damaged.
         LimitError: The overlay needs more space than the sandbox's disk has (``disk_full``).
     """
-    helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_LAYER}, user=User.ROOT, link=link)
+    helper = await helpers.start(sandbox, OVERLAY, {"do": APPLY_OVERLAY}, user=User.ROOT, link=link)
     await helper.feed(_chunks(file))
 
 

@@ -95,7 +95,7 @@ class TokenService:
             message = f"`expires_in` is {grant.lifetime_s:g}; it must be from 1 to {MAX_URL_LIFETIME_S:g} seconds."
             raise InvalidRequestError(message, fields={"field": "expires_in"})
         expires_at = (self._now() + timedelta(seconds=grant.lifetime_s)).replace(microsecond=0)
-        signed = _SignedValues(grant.method, sandbox.id, path, grant.user, principal.owner, int(expires_at.timestamp()))
+        signed = _SignedValues(grant.method, sandbox.id, path, grant.user or sandbox.spec.user, principal.owner, int(expires_at.timestamp()))
         values = (signed.sandbox, signed.path, signed.user.value, signed.owner, str(signed.expires_s), self._signature(signed))
         return SignedUrl(urlencode(dict(zip(_FIELDS, values, strict=True))), expires_at)
 

@@ -118,7 +118,7 @@ class FileStore:
         *,
         filename: str | None = None,
         max_bytes: int | None = None,
-        user: User = User.USER,
+        user: User | None = None,
     ) -> FileRecord:
         """Copy a file out of a sandbox. The copy belongs to the sandbox's owner. If the call is cancelled, nothing is stored.
 
@@ -128,13 +128,13 @@ class FileStore:
             path: Absolute path.
             filename: Name of the copy. None: the last part of the path, in which ``_`` replaces characters that a name cannot have.
             max_bytes: Maximum size, in addition to the maximum of the service. None: only the maximum of the service applies.
-            user: User that reads the file.
+            user: User that reads the file. None: that of the sandbox.
         """
         live = self._registry.find(sandbox, principal)
         if filename is not None:
             check_filename(filename)
         name = filename or tidy_filename(path)
-        download = await files.read(live, path, user=user)
+        download = await files.read(live, path, user=user or live.spec.user)
         try:
             most = self._max_bytes if max_bytes is None else min(max_bytes, self._max_bytes)
             content = _Content(download, most, self._spaces.open(live.owner, principal.quota), principal.quota)
@@ -225,7 +225,7 @@ class FileStore:
             await self._blobs.remove(record.id)
 
     async def inject(
-        self, principal: Principal, sandbox: str, ids: Sequence[str], folder: str = INJECT_FOLDER, *, user: User = User.USER
+        self, principal: Principal, sandbox: str, ids: Sequence[str], folder: str = INJECT_FOLDER, *, user: User | None = None
     ) -> Sequence[Entry]:
         """Copy files into a folder of a sandbox, one after another. Each copy has the name of its file and replaces a file of this name.
 
@@ -236,7 +236,7 @@ class FileStore:
             sandbox: Id of the sandbox to copy into.
             ids: Ids of 1 to 100 files with different names.
             folder: Absolute path of the folder; created if it is missing.
-            user: Owner of the copies.
+            user: Owner of the copies. None: the user of the sandbox.
 
         Raises:
             InvalidRequestError: There are more than 100 files, or two files have the same name.
@@ -282,11 +282,11 @@ class FileStore:
 
 
 async def inject(
-    sandbox: Sandbox, blobs: Blobs, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User = User.USER
+    sandbox: Sandbox, blobs: Blobs, records: Sequence[FileRecord], folder: str = INJECT_FOLDER, *, user: User | None = None
 ) -> Sequence[Entry]:
     """Copy stored files into a folder of a sandbox. See :meth:`FileStore.inject`."""
-    folder = sandbox.absolute_path(folder)
-    return [await files.write(sandbox, posixpath.join(folder, record.filename), blobs.read(record.id), user=user) for record in records]
+    folder, owner = sandbox.absolute_path(folder), user or sandbox.spec.user
+    return [await files.write(sandbox, posixpath.join(folder, record.filename), blobs.read(record.id), user=owner) for record in records]
 
 
 def media_type_of(filename: str) -> str:

@@ -1,6 +1,6 @@
 """Folders of hibernation images and snapshot images below the data directory: one folder for each hibernated sandbox or snapshot.
 
-A folder contains ``image``, which a driver writes, and ``files.layer``, a layer of files. This module does not check that a folder is complete:
+A folder contains ``image``, which a driver writes, and ``files.overlay``, the changed files. This module does not check that a folder is complete:
 drivers give an image its name only when the image is complete, and the records in the store tell which images must exist.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from sandlot.host import durable
 
 IMAGE = "image"
-LAYER = "files.layer"
+OVERLAY = "files.overlay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class MemoryImages:
         """Return the path of a sandbox's hibernation image or of a snapshot image. The image need not exist."""
         return self.folder / id_ / IMAGE
 
-    def layer(self, id_: str) -> Path:
-        """Return the path of the file layer of a sandbox or snapshot. The layer need not exist."""
-        return self.folder / id_ / LAYER
+    def overlay(self, id_: str) -> Path:
+        """Return the path of the overlay of a sandbox or snapshot. The overlay need not exist."""
+        return self.folder / id_ / OVERLAY
 
     async def exists(self, id_: str) -> bool:
         """Return whether there is a hibernation image of this sandbox or a snapshot image of this snapshot."""
         return await asyncio.to_thread(self.image(id_).is_dir)
 
-    async def has_layer(self, id_: str) -> bool:
-        """Return whether there is a complete layer of files of this sandbox or snapshot."""
-        return await asyncio.to_thread(self.layer(id_).is_file)
+    async def has_overlay(self, id_: str) -> bool:
+        """Return whether there is a complete overlay of this sandbox or snapshot."""
+        return await asyncio.to_thread(self.overlay(id_).is_file)
 
     async def size_bytes(self, id_: str) -> int:
-        """Return the number of bytes of disk space that the hibernation image or the layer of a sandbox uses; 0 if there is neither."""
-        return await asyncio.to_thread(_hibernated_bytes, self.image(id_), self.layer(id_))
+        """Return the number of bytes of disk space that the hibernation image or the overlay of a sandbox uses; 0 if there is neither."""
+        return await asyncio.to_thread(_hibernated_bytes, self.image(id_), self.overlay(id_))
 
     async def make(self, id_: str) -> Path:
         """Create the folder of a sandbox or snapshot if it does not exist, and return the path for the memory image that a driver writes.
@@ -95,8 +95,8 @@ def _size_bytes(image: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in image.iterdir()) if image.is_dir() else 0
 
 
-def _hibernated_bytes(image: Path, layer: Path) -> int:
-    return _size_bytes(image) or (layer.stat().st_blocks * 512 if layer.is_file() else 0)
+def _hibernated_bytes(image: Path, overlay: Path) -> int:
+    return _size_bytes(image) or (overlay.stat().st_blocks * 512 if overlay.is_file() else 0)
 
 
 def _tidy(folder: Path, keep: frozenset[str]) -> int:

@@ -43,20 +43,20 @@ from sandlot.model.states import State
 from sandlot.protocol.helpers import VOLUMES
 
 
-def mount_step(gone: Sequence[VolumeMount], there: Sequence[VolumeMount]) -> SetupStep:
+def mount_step(to_unmount: Sequence[VolumeMount], to_mount: Sequence[VolumeMount]) -> SetupStep:
     """Return the setup step that mounts volumes inside a new sandbox.
 
     Args:
-        gone: Volumes that are still mounted in the restored memory. They are unmounted first.
-        there: Volumes to mount.
+        to_unmount: Volumes that are still mounted in the restored memory. They are unmounted first.
+        to_mount: Volumes to mount.
     """
 
     async def show(sandbox: Sandbox) -> None:
         hub = None if sandbox.instance is None else sandbox.instance.hub
         if hub is None:
             return
-        places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(there)]
-        await ask(sandbox, gone=[mount.path for mount in gone], there=places)
+        places = [[f"{hub}/{slot}", mount.path, mount.read_only] for slot, mount in slots(to_mount)]
+        await ask(sandbox, unbind=[mount.path for mount in to_unmount], bind=places)
 
     return show
 
@@ -66,10 +66,10 @@ async def ask(sandbox: Sandbox, **request: object) -> Mapping[str, Any]:
 
     Args:
         sandbox: The sandbox.
-        request: Request to the program: the lists ``gone`` (paths to unmount, even if they are in use), ``free`` (volumes to unmount if they are not
-            in use) and ``there`` (volumes to mount).
+        request: Request to the program: the lists ``unbind`` (paths to unmount, even if they are in use), ``unbind_if_unused`` (volumes to unmount
+            if they are not in use) and ``bind`` (volumes to mount).
     """
-    helper = await helpers.start(sandbox, VOLUMES, {"gone": [], "there": [], **request}, user=User.ROOT)
+    helper = await helpers.start(sandbox, VOLUMES, {"unbind": [], "bind": [], **request}, user=User.ROOT)
     try:
         return await helper.result()
     finally:
@@ -205,7 +205,7 @@ async def _put(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     instance = sandbox.require_instance()
     await driver_step("attach a volume to", instance.configure(Change(volumes=attachments)))
     place = [f"{instance.hub}/{mount.slot}", mount.path, mount.read_only]
-    await driver_step("attach a volume to", ask(sandbox, there=[place]))
+    await driver_step("attach a volume to", ask(sandbox, bind=[place]))
 
 
 async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
@@ -222,7 +222,7 @@ async def _take(supervisor: SandboxSupervisor, mount: VolumeMount) -> None:
     for rounds in ROUNDS:
         with contextlib.suppress(ConflictError):  # the first attempt fails if the volume is still mounted in the sandbox
             return await driver_step("detach a volume from", instance.configure(away))
-        response = await driver_step("detach a volume from", ask(sandbox, free=[[*place, rounds]]))
+        response = await driver_step("detach a volume from", ask(sandbox, unbind_if_unused=[[*place, rounds]]))
         if response.get("used"):
             raise _used(sandbox, mount)
     try:

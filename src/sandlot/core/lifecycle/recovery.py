@@ -7,7 +7,7 @@ Invariants:
 - A paused sandbox stays paused. A hibernated sandbox stays hibernated. A sandbox that was being hibernated or woken, and is not running, counts as
   hibernated.
 - Helper programs of the earlier service, such as a program that packs a folder, are ended. Executions of clients continue.
-- A sandbox that served one request of the earlier service, such as a one-shot run, is ended, because the connection to its client is lost.
+- A sandbox that served one request of the earlier service, such as the run of a program, is ended, because the connection to its client is lost.
 - Sandboxes that were not completely created are removed, because no client knows them.
 """
 
@@ -42,7 +42,7 @@ SWEEP_INTERVAL_S = 3600.0
 SWEEP_RETRY_S = 60.0
 """Seconds until a failed sweep is repeated."""
 
-CLIENT_LOST = "the service that created it for a one-shot run ended"
+CLIENT_LOST = "the service that created it to run a program ended"
 ENDED_UNATTENDED = "it ended while no service ran"
 EXPIRED = "its timeout passed"
 NOT_CREATED = "the service ended while it was created"

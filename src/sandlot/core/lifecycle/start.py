@@ -38,7 +38,7 @@ from sandlot.core.admission_controller import Admitted, SetupStep, StartSourceCo
 from sandlot.core.execution.start_command import StartCommandStep
 from sandlot.core.files import overlay
 from sandlot.core.lifecycle.supervisor import SandboxSupervisor, SupervisionEndedError, guest_deadline_s
-from sandlot.core.pools.build_snapshots import BuildSnapshot
+from sandlot.core.pools.build_snapshots import BuildSnapshotRequest
 from sandlot.core.pools.pool import WarmSandbox
 from sandlot.core.pools.pooled_sandboxes import PoolClaim
 from sandlot.core.pools.template_snapshot_cache import TemplateSnapshot
@@ -173,7 +173,7 @@ class WarmStart:
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Thaw the warm sandbox and give its guest an identity; see :meth:`StartStrategy.start`."""
         sandbox, warm = supervisor.sandbox, self.warm
-        sandbox.spec = sandbox.spec.started_from(warm.template.root)
+        sandbox.spec = sandbox.spec.started_from(warm.template.root, warm.template.build, warm.template.env)
         sandbox.ref = warm.instance.ref
         warm.link.set_services(supervisor.dependencies.guest_services.of(sandbox))
         saving = asyncio.ensure_future(supervisor.save_running()) if self.records else None
@@ -200,7 +200,7 @@ class WarmStart:
         await instance.resume()
         if sandbox.spec.volumes:
             await instance.configure(Change(volumes=await supervisor.mount_volumes()))
-        await wake_guest(supervisor, link, self.warm.template)
+        await wake_guest(supervisor, link)
         if sandbox.spec.limits.pids != self.warm.spec.limits.pids:
             await instance.configure(Change(pids=sandbox.spec.limits.pids))
 
@@ -216,15 +216,14 @@ class TemplateSnapshotStart:
     """
 
     claim: PoolClaim
-    build: BuildSnapshot | None = None
+    build: BuildSnapshotRequest | None = None
     start_command: StartCommandStep | None = None
 
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Restore the template snapshot; see :meth:`StartStrategy.start`."""
         snapshots = supervisor.dependencies.build_snapshots
-        # The warm sandboxes of a pool of a user's template may be of an earlier build, so its sandboxes are restored from the build's snapshot.
         if self.build is None:
-            snapshot = supervisor.dependencies.pools.current_snapshot(self.claim.spec)
+            snapshot = supervisor.dependencies.pools.current_snapshot(self.claim.spec, supervisor.sandbox.spec.template.build)
         else:
             snapshot = await supervisor.until_end(snapshots.find(self.build, await supervisor.resolve_template()))
         if snapshot is None:
@@ -293,16 +292,16 @@ class FilesStart:
     """Strategy that boots a hibernated sandbox and applies its own files.
 
     Args:
-        layer: Files that differ from the root filesystem image.
+        file: File with the overlay: files that differ from the root filesystem image.
     """
 
-    layer: Path
+    file: Path
 
     async def start(self, supervisor: SandboxSupervisor) -> None:
         """Boot the sandbox and apply its files; see :meth:`StartStrategy.start`."""
         await supervisor.dependencies.recorder.save(supervisor.sandbox)
         await _boot(supervisor)
-        await supervisor.until_end(overlay.apply_overlay(supervisor.sandbox, self.layer, supervisor.link))
+        await supervisor.until_end(overlay.apply_overlay(supervisor.sandbox, self.file, supervisor.link))
 
 
 async def _boot(supervisor: SandboxSupervisor) -> None:
@@ -315,7 +314,7 @@ async def _boot(supervisor: SandboxSupervisor) -> None:
         if sandbox.spec.volumes:
             await driver_step("attach a volume to", prepared.attach(await supervisor.mount_volumes()))
         await supervisor.allocation.boot(prepared, sandbox.spec)
-        await connect_and_wake(supervisor, template)
+        await connect_and_wake(supervisor)
 
 
 async def _restore(supervisor: SandboxSupervisor, image: Path, *, is_template: bool = False) -> bool:
@@ -328,7 +327,7 @@ async def _restore(supervisor: SandboxSupervisor, image: Path, *, is_template: b
         await supervisor.allocation.restore(
             image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end, is_template=is_template
         )
-        await connect_and_wake(supervisor, template)
+        await connect_and_wake(supervisor)
     return prepared is not None
 
 
@@ -337,7 +336,7 @@ def shape_of(sandbox: Sandbox, template: ResolvedTemplate) -> Shape:
     return Shape(root=template.root, limits=sandbox.spec.limits)
 
 
-async def connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemplate) -> None:
+async def connect_and_wake(supervisor: SandboxSupervisor) -> None:
     """Connect to the guest of the sandbox that was just started, and give the guest its identity.
 
     Raises:
@@ -346,13 +345,13 @@ async def connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemp
         SupervisionEndedError: The end of the sandbox was requested.
     """
     supervisor.sandbox.ref = supervisor.sandbox.require_instance().ref
-    supervisor.allocation.link = await wait_first_response(supervisor, _connect_and_wake(supervisor, template))
+    supervisor.allocation.link = await wait_first_response(supervisor, _connect_and_wake(supervisor))
 
 
-async def _connect_and_wake(supervisor: SandboxSupervisor, template: ResolvedTemplate) -> Link:
+async def _connect_and_wake(supervisor: SandboxSupervisor) -> Link:
     link = await _connect(supervisor)
     try:
-        await wake_guest(supervisor, link, template)
+        await wake_guest(supervisor, link)
     except BaseException as error:
         await link.aclose()
         if isinstance(error, SandlotError) and not isinstance(error, SandboxEndedError):
@@ -367,18 +366,19 @@ async def _connect(supervisor: SandboxSupervisor) -> Link:
     return await supervisor.allocation.connect(dependencies.guest_services.of(supervisor.sandbox), dependencies.drivers.link_turns)
 
 
-async def wake_guest(supervisor: SandboxSupervisor, link: Link, template: ResolvedTemplate) -> None:
+async def wake_guest(supervisor: SandboxSupervisor, link: Link) -> None:
     """Wake a guest that is asleep, with the identity, environment, limits and deadline of its sandbox."""
     sandbox = supervisor.sandbox
     timeout_s = sandbox.deadline.remaining_s() if sandbox.is_announced else sandbox.spec.timeout_s
     await link.wake(
         identity=sandbox.id,
         hostname=sandbox.id,
-        env={**template.env, **sandbox.spec.env},
+        env={**sandbox.spec.template_env, **sandbox.spec.env},
         pids=sandbox.spec.limits.pids,
         memory_bytes=sandbox.spec.limits.memory_bytes,
         processors=await supervisor.dependencies.drivers.shown_processors(sandbox.spec.isolation, sandbox.spec.limits),
         deadline_s=guest_deadline_s(timeout_s),
+        user=sandbox.spec.user,
         workspace=sandbox.spec.cwd,
         local_domains=local_domains(sandbox.spec.network),
     )
@@ -390,7 +390,7 @@ async def reconnect_guest(supervisor: SandboxSupervisor) -> Link:
     link = await _connect(supervisor)
     try:
         if link.asleep:
-            await wake_guest(supervisor, link, await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
+            await wake_guest(supervisor, link)
         else:
             # All is sent, also if the sandbox has no deadline: an update that was interrupted may have changed it in the guest and not in the record.
             await link.set_deadline(guest_deadline_s(sandbox.deadline.remaining_s()))

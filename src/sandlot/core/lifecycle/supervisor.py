@@ -328,10 +328,10 @@ class SandboxSupervisor:
             slots.release(owner)
 
     async def resolve_template(self) -> ResolvedTemplate:
-        """Return the build of the template from which the sandbox starts, and set the digest of ``spec.template`` to its digest."""
+        """Return the build of the template from which the sandbox starts, and let ``spec.template`` name it."""
         sandbox = self.sandbox
         template = await self.until_end(self.dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
-        sandbox.spec = sandbox.spec.started_from(template.root)
+        sandbox.spec = sandbox.spec.started_from(template.root, template.build, template.env)
         return template
 
     async def mount_volumes(self) -> tuple[Attachment, ...]:

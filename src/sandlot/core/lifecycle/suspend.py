@@ -202,7 +202,7 @@ async def hibernate_files(supervisor: SandboxSupervisor) -> None:
 
 
 async def _write_files(supervisor: SandboxSupervisor) -> int:
-    """Write the layer of a sandbox's files, and return its size in bytes."""
+    """Write the overlay of a sandbox, and return its size in bytes."""
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     link, usage = _link(sandbox), await sandbox.require_instance().usage()
     needed = Resources(memory_bytes=0, disk_bytes=max(1, usage.disk_bytes), pids=0)
@@ -212,7 +212,7 @@ async def _write_files(supervisor: SandboxSupervisor) -> int:
         await dependencies.memory_images.remove(sandbox.id)
         await dependencies.memory_images.make(sandbox.id)
         template = await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
-        return await overlay.pack_overlay(sandbox, dependencies.memory_images.layer(sandbox.id), template.root, link)
+        return await overlay.pack_overlay(sandbox, dependencies.memory_images.overlay(sandbox.id), template.root, link)
     finally:
         reservation.release()
 
@@ -294,7 +294,7 @@ async def keep_hibernated(supervisor: SandboxSupervisor) -> None:
         ConflictError: Both are missing, so the sandbox is lost.
     """
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
-    if not await dependencies.memory_images.exists(sandbox.id) and not await dependencies.memory_images.has_layer(sandbox.id):
+    if not await dependencies.memory_images.exists(sandbox.id) and not await dependencies.memory_images.has_overlay(sandbox.id):
         raise ConflictError(f"Sandbox {sandbox.id} cannot be resumed: its hibernation image is missing.", code=ErrorCode.SNAPSHOT_UNUSABLE)
     if sandbox.state is not State.HIBERNATED:
         sandbox.become(State.HIBERNATED)
@@ -381,7 +381,7 @@ async def _wake(supervisor: SandboxSupervisor) -> None:
     sandbox, dependencies = supervisor.sandbox, supervisor.dependencies
     has_memory = await dependencies.memory_images.exists(sandbox.id)
     images = dependencies.memory_images
-    strategy: StartStrategy = MemoryImageStart(images.image(sandbox.id)) if has_memory else FilesStart(images.layer(sandbox.id))
+    strategy: StartStrategy = MemoryImageStart(images.image(sandbox.id)) if has_memory else FilesStart(images.overlay(sandbox.id))
     await supervisor.reserve_again()
     supervisor.check_end()
     sandbox.become(State.WAKING)
@@ -504,9 +504,7 @@ async def _go_on(supervisor: SandboxSupervisor, instance: Instance, event: str |
     try:
         await driver_step("resume", instance.resume())
         if sandbox.link is not None and sandbox.link.asleep:
-            await driver_step(
-                "answer", wake_guest(supervisor, sandbox.link, await dependencies.templates.resolve(sandbox.spec.template, sandbox.spec.isolation))
-            )
+            await driver_step("answer", wake_guest(supervisor, sandbox.link))
         else:
             try:
                 link = await _linked(supervisor)

@@ -14,7 +14,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -49,11 +49,11 @@ _log = structlog.get_logger("sandlot.core")
 
 
 @dataclass(frozen=True, slots=True)
-class BuildSnapshot:
-    """Snapshot of the build from which a sandbox starts. It may not exist.
+class BuildSnapshotRequest:
+    """Request of a new sandbox for the snapshot of its build, which may not exist.
 
     Args:
-        spec: Spec of the snapshot; its template has the digest of the build.
+        spec: Spec of the snapshot; its template names the build.
         defaults: Defaults of the sandboxes of the build.
     """
 
@@ -61,11 +61,11 @@ class BuildSnapshot:
     defaults: TemplateDefaults
 
     @classmethod
-    def of(cls, template: TemplateRef, isolation: str, limits: Limits, defaults: TemplateDefaults) -> BuildSnapshot | None:
-        """Return the snapshot for a new sandbox, or None if the template is not built by a user or the sandbox has other limits.
+    def of(cls, template: TemplateRef, isolation: str, limits: Limits, defaults: TemplateDefaults) -> BuildSnapshotRequest | None:
+        """Return the request of a new sandbox, or None if the template is not built by a user or the sandbox has other limits.
 
         Args:
-            template: Template, with the digest of the build.
+            template: Build of the template.
             isolation: Name of the driver.
             limits: Limits of the sandbox. The disk and the number of processes may be larger than those of the template.
             defaults: Defaults of the sandboxes of the build.
@@ -108,13 +108,13 @@ class BuildSnapshots:
         self._node = node
         self._policy = admission_policy
         self._start_slots = start_slots
-        self._wanted: OrderedDict[TemplateSnapshotSpec, BuildSnapshot] = OrderedDict()
+        self._wanted: OrderedDict[TemplateSnapshotSpec, BuildSnapshotRequest] = OrderedDict()
         self._failures: OrderedDict[TemplateSnapshotSpec, tuple[int, float]] = OrderedDict()
         """Spec -> number of failures, and monotonic time before which no attempt is made."""
         self._working: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        """Stop to make snapshots, and wait until their sandboxes are removed. Idempotent."""
+        """Stop making snapshots, and wait until their sandboxes are removed. Idempotent."""
         self._wanted.clear()
         if self._working is not None:
             self._working.cancel()
@@ -132,7 +132,7 @@ class BuildSnapshots:
 
         Args:
             principal: Owner of the build, whose quota applies.
-            template: Root image of the build.
+            template: Template with the digest of the build.
             defaults: Defaults of the sandboxes of the build.
             on_output: Called with the output of the start command until it is ready.
 
@@ -165,7 +165,7 @@ class BuildSnapshots:
         finally:
             snapshot.release()
 
-    async def find(self, wanted: BuildSnapshot, template: ResolvedTemplate) -> TemplateSnapshot | None:
+    async def find(self, wanted: BuildSnapshotRequest, template: ResolvedTemplate) -> TemplateSnapshot | None:
         """Return a snapshot for a new sandbox; the caller releases it. Return None if there is none, and begin to make it in the background."""
         if not (await self._drivers.capabilities(wanted.spec.isolation)).can(DriverCapability.SNAPSHOT):
             return None
@@ -178,7 +178,7 @@ class BuildSnapshots:
             self._want(wanted)
         return snapshot
 
-    async def discard(self, wanted: BuildSnapshot, snapshot: TemplateSnapshot, reason: str) -> None:
+    async def discard(self, wanted: BuildSnapshotRequest, snapshot: TemplateSnapshot, reason: str) -> None:
         """Remove a snapshot that could not be restored, and make it again later. The snapshot is released."""
         _log.warning("template_snapshot.not_restored", template=wanted.spec.template.name, isolation=wanted.spec.isolation, error=reason)
         self._metrics.template_snapshot("unusable")
@@ -186,17 +186,17 @@ class BuildSnapshots:
         await asyncio.to_thread(self._maker.cache.remove, snapshot.key)
         self._fail(wanted.spec)
 
-    async def prune(self, builds: Collection[str]) -> None:
+    async def prune(self, contents: Collection[str]) -> None:
         """Remove the snapshots that no build needs. Call this only while no build of the node runs.
 
         Args:
-            builds: ``SnapshotRecipe.content`` of all ready builds of the node.
+            contents: Contents (:func:`~sandlot.core.pools.models.content_of`) of all ready builds of the node.
         """
-        removed = await asyncio.to_thread(self._maker.cache.remove_unneeded, self._node, builds)
+        removed = await asyncio.to_thread(self._maker.cache.remove_unneeded, self._node, contents)
         if removed:
             _log.info("template_snapshot.removed", count=removed)
 
-    def _want(self, wanted: BuildSnapshot) -> None:
+    def _want(self, wanted: BuildSnapshotRequest) -> None:
         """Make a snapshot in the background, unless the last attempt failed lately or too many snapshots wait."""
         _, not_before_s = self._failures.get(wanted.spec, (0, float("-inf")))
         if len(self._wanted) >= MAX_WANTED or self._clock.monotonic_s() < not_before_s:
@@ -232,8 +232,3 @@ class BuildSnapshots:
         self._failures[spec] = failures, self._clock.monotonic_s() + policy.back_off_s(failures)
         if len(self._failures) > MAX_WANTED:
             self._failures.popitem(last=False)
-
-
-def pinned(template: TemplateRef, defaults: TemplateDefaults) -> TemplateRef:
-    """Return a reference to the build of a template that ``defaults`` describes; for a built-in template, to the current build."""
-    return replace(template, digest=defaults.digest) if defaults.digest else template

@@ -37,7 +37,7 @@ class _Content:
         format: Version of the format. Raise it with each change of this class or of :class:`PoolConfig`.
     """
 
-    format: Literal[4]
+    format: Literal[6]
     pools: tuple[PoolConfig, ...]
 
 
@@ -78,7 +78,7 @@ class PoolConfigFile:
         Raises:
             HostError: The file cannot be written. The old file is unchanged.
         """
-        content = _JSON.dump_json(_Content(4, tuple(configs)), indent=1, exclude={"pools": {"__all__": {"is_implied"}}})
+        content = _JSON.dump_json(_Content(6, tuple(configs)), indent=1, exclude={"pools": {"__all__": {"is_implied"}}})
         try:
             durable.write_file(self._file, content)
         except OSError as error:

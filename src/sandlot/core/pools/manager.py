@@ -25,8 +25,7 @@ from sandlot.model.access import OwnerId, Principal
 from sandlot.model.errors import ConflictError, UnsupportedError
 from sandlot.model.pools import PoolInfo, PoolSizes, TemplateSnapshotInfo
 from sandlot.model.ports import DriverCapability
-from sandlot.model.sandboxes import check_metadata
-from sandlot.model.specs import Limits
+from sandlot.model.sandboxes import LimitsChange, check_metadata
 
 
 class PoolManager:
@@ -54,7 +53,7 @@ class PoolManager:
     async def list(self, principal: Principal) -> tuple[PoolInfo, ...]:
         """Return all pools that a principal may see, sorted by template, isolation and id."""
         visible = [pool for pool in self._registry.pools.values() if principal.sees(pool.owner)]
-        return tuple(self._info(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template.name, pool.spec.isolation, pool.id)))
+        return tuple(self._info(pool) for pool in sorted(visible, key=lambda pool: (pool.spec.template.full_name, pool.spec.isolation, pool.id)))
 
     async def get(self, principal: Principal, id_or_template: str, *, claimable: bool = False) -> PoolInfo:
         """Return a pool.
@@ -77,7 +76,7 @@ class PoolManager:
         return sum(1 for pool in self._registry.pools.values() if pool.owner == owner)
 
     async def create(
-        self, principal: Principal, template: str, isolation: str, limits: Limits, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
+        self, principal: Principal, template: str, isolation: str, limits: LimitsChange, sizes: PoolSizes, metadata: Mapping[str, str] | None = None
     ) -> PoolInfo:
         """Create a pool. The pool is created again whenever the service restarts.
 
@@ -85,9 +84,9 @@ class PoolManager:
 
         Args:
             principal: Principal of the request. Pools of operators are shared, all other pools are private.
-            template: Name of the template.
+            template: Name of the template, or ``NAME:TAG``. The pool follows the template or the tag: its sandboxes start from the current build.
             isolation: ``auto`` or the name of a driver.
-            limits: Limits of each sandbox.
+            limits: Limits of each sandbox that differ from the defaults of the template. The pool keeps its limits if these defaults change later.
             sizes: Sizes of the pool.
             metadata: Metadata that the client chose. None: no metadata.
 
@@ -107,10 +106,12 @@ class PoolManager:
                 f"Isolation {driver!r} cannot have pools on this host: {capabilities.why_not(DriverCapability.PAUSE)}.",
                 fields={"ability": str(DriverCapability.PAUSE)},
             )
-        admission.check_root(capabilities, ref.name, (await self._templates.defaults(ref)).root_kind)
-        self._reservations.check_feasible(self._drivers[driver].max_resources(limits), await self._reservations.read_host())
+        defaults = await self._templates.defaults(ref)
+        admission.check_root(capabilities, ref.name, defaults.root_kind)
+        spec = PoolSpec(ref, driver, limits.over(defaults.limits))
+        self._reservations.check_feasible(self._drivers[driver].max_resources(spec.limits), await self._reservations.read_host())
         check_metadata(metadata or {})
-        config = PoolConfig(PoolSpec(ref, driver, limits), sizes, ownership.pool_owner(principal), metadata or {})
+        config = PoolConfig(spec, sizes, ownership.pool_owner(principal), metadata or {})
         async with self._registry.lock:
             existing = self._registry.pools.get(str(config.pool_id))
             if existing is not None and existing.config.is_implied:

@@ -25,6 +25,7 @@ from sandlot.model.access import LOCAL, OwnerId, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, ForbiddenError, NotFoundError
 from sandlot.model.pools import PoolSizes
 from sandlot.model.specs import Limits
+from sandlot.model.templates import DEFAULT_TEMPLATE_TAG
 
 _SUMMED: Final = ("cpus", "memory_bytes", "disk_bytes")
 """Fields of :class:`Limits` and :class:`Quota`. The quota limits the sum of the field over all sandboxes of an owner."""
@@ -87,7 +88,8 @@ def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Princip
 
     Args:
         pools: All pools by their ids.
-        id_or_template: Id of a pool that the principal may see, or name of a template of which the principal has exactly one pool.
+        id_or_template: Id of a pool that the principal may see, or name of a template (``NAME`` or ``NAME:TAG``) of which the principal has exactly
+            one pool.
         principal: Principal of the request.
 
     Raises:
@@ -97,7 +99,8 @@ def find_pool(pools: Mapping[str, Pool], id_or_template: str, principal: Princip
     pool = pools.get(id_or_template)
     if pool is not None and principal.sees(pool.owner):
         return pool
-    named = [each for each in pools.values() if each.spec.template.name == id_or_template and each.owner == pool_owner(principal)]
+    name = id_or_template.removesuffix(f":{DEFAULT_TEMPLATE_TAG}")
+    named = [each for each in pools.values() if each.spec.template.full_name == name and each.owner == pool_owner(principal)]
     if len(named) > 1:
         ids = ", ".join(each.id for each in named)
         raise ConflictError(f"The template {id_or_template[:64]!r} has {len(named)} pools.", hint=f"Use the id of one of them: {ids}.")

@@ -133,9 +133,15 @@ class Pool:
         """Number of warm sandboxes, unfinished ones included."""
         return len(self.ready) + len(self.filling)
 
-    def youngest(self) -> WarmSandbox | None:
-        """Return the youngest live warm sandbox, whose memory is most likely still in the processor's caches. Return None if there is none."""
+    def youngest(self, build: str = "") -> WarmSandbox | None:
+        """Return the youngest live warm sandbox, whose memory is most likely still in the processor's caches. Return None if there is none.
+
+        Args:
+            build: Id of the build of a user that the sandbox must have; empty for a built-in template.
+        """
         for warm in reversed(self.ready):
+            if warm.template.build != build:
+                continue
             if not warm.allocation.has_exited and not warm.link.closed:  # the callback that removes an ended sandbox may not have run yet
                 return warm
         return None

@@ -61,11 +61,17 @@ class PooledSandboxes:
         await self._refiller.aclose()
         self._snapshots.close()
 
-    def find_warm(self, spec: PoolSpec, owner: OwnerId) -> PoolClaim:
-        """Look for a warm sandbox for a create request, and change nothing. The caller awaits nothing before it takes a found sandbox."""
+    def find_warm(self, spec: PoolSpec, owner: OwnerId, build: str = "") -> PoolClaim:
+        """Look for a warm sandbox for a create request, and change nothing. The caller awaits nothing before it takes a found sandbox.
+
+        Args:
+            spec: Spec of the request.
+            owner: Owner of the request.
+            build: Id of the build of a user that the sandbox must have; empty for a built-in template.
+        """
         pools = ownership.serving_pools(self._registry.pools.values(), spec, owner)
         for number, pool in enumerate(pools, 1):
-            if (warm := pool.youngest()) is not None:
+            if (warm := pool.youngest(build)) is not None:
                 return PoolClaim(spec, warm, pools[:number])
         return PoolClaim(spec, None, pools)
 
@@ -101,9 +107,15 @@ class PooledSandboxes:
                     return entry.prepared
         return None
 
-    def current_snapshot(self, spec: PoolSpec) -> TemplateSnapshot | None:
-        """Return the template snapshot from which a sandbox of a spec can be restored now, or None if there is none."""
-        return self._snapshots.current(TemplateSnapshotSpec.of(spec))
+    def current_snapshot(self, spec: PoolSpec, build: str = "") -> TemplateSnapshot | None:
+        """Return the template snapshot from which a sandbox of a spec can be restored now, or None if there is none.
+
+        Args:
+            spec: Spec of the sandbox.
+            build: Id of the build of a user that the snapshot must have; empty for a built-in template.
+        """
+        wanted = TemplateSnapshotSpec.of(spec)
+        return self._snapshots.current(wanted) if self._snapshots.template(wanted).build == build else None
 
     def discard_snapshot(self, snapshot: TemplateSnapshot, reason: str) -> None:
         """Stop using a template snapshot that could not be restored, and start to make a new one.

@@ -11,6 +11,7 @@ Invariants:
 - Fills of private pools do not slow down fills of shared pools: at most ``policy.MAX_PRIVATE_FILLS`` private fills run at once, and the pause after a
   private fill applies only to private pools.
 - A template snapshot that only private pools need is made only while one of these pools may have a warm sandbox.
+- A pool follows its template: entries of another build than the one that the template or its tag names now are removed.
 - The allocation of a fill that fails is released. Each failure delays the next fill of the pool, and the status of the pool
   gives the reason.
 """
@@ -41,7 +42,7 @@ from sandlot.core.resources.reservations import Purpose, Reservation, Reservatio
 from sandlot.core.resources.start_slots import StartSlots
 from sandlot.core.resources.templates import TemplateResolver, Templates
 from sandlot.model.access import OPERATOR
-from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
+from sandlot.model.errors import ErrorCode, InvalidRequestError, NotFoundError, SandlotError, UnavailableError
 from sandlot.model.ids import SandboxId
 from sandlot.model.ports import DriverCapability, Exit, HostReading, Resources
 from sandlot.model.specs import TemplateRef
@@ -338,8 +339,8 @@ class PoolRefiller:
                 await self._make_snapshot(spec, is_shared=False)
 
     async def _make_snapshot(self, spec: TemplateSnapshotSpec, *, is_shared: bool) -> None:
-        before, make_room = self._snapshots.current(spec), self.make_room_for_shared if is_shared else None
-        if spec.isolation in self._drivers and await self._snapshots.ensure(spec, make_room=make_room) is not before:
+        before, make_room = (self._snapshots.current(spec), self._snapshots.template(spec)), self.make_room_for_shared if is_shared else None
+        if spec.isolation in self._drivers and (await self._snapshots.ensure(spec, make_room=make_room), self._snapshots.template(spec)) != before:
             self.notify()
 
     def _snapshots_made(self, task: asyncio.Task[None]) -> None:
@@ -355,16 +356,17 @@ class PoolRefiller:
 
     async def _refill(self, pool: Pool) -> None:
         """Decide which sandboxes a pool needs now, and start fills and removals."""
+        template = await self._discard_outdated(pool)
+        if template is None:
+            return
         max_fills = policy.MAX_FILLS - len(self._fills)
         if pool.is_private:
             max_fills = min(max_fills, policy.MAX_PRIVATE_FILLS - sum(fill.pool.is_private for fill in self._fills.values()))
         if self._start_slots.locked() or self._clock.monotonic_s() < max(self._rest_until_s[pool.is_private], pool.not_before_s):
             max_fills = 0
-        if max_fills > 0 and not await self._can_fill(pool):
+        if max_fills > 0 and not (await self._can_fill(pool, template) and self._registry.pools.get(pool.id) is pool):  # or it was deleted meanwhile
             max_fills = 0
-        snapshot, now_s = self._snapshots.current(pool.snapshot_spec), self._clock.monotonic_s()
-        if snapshot is not None:
-            self._discard(pool, [entry for entry in pool.entries() if entry.snapshot_key not in {"", snapshot.key}])
+        now_s = self._clock.monotonic_s()
         contents = policy.PoolContents(
             ages_s=[now_s - warm.started_at_s for warm in pool.ready],
             filling=len(pool.filling),
@@ -389,11 +391,27 @@ class PoolRefiller:
         for _ in range(step.prepare):
             self._start_fill(pool, pool.preparing, WarmSandboxFactory.make_prepared)
 
-    async def _can_fill(self, pool: Pool) -> bool:
+    async def _discard_outdated(self, pool: Pool) -> TemplateRef | None:
+        """Remove the entries of other builds and snapshots than the current ones. Return the current build, or None if it is not known now."""
+        try:
+            template = (await self._resolver.defaults(pool.spec.template)).pin(pool.spec.template)
+        except (SandlotError, OSError, TimeoutError) as error:  # no error of one template may keep other pools from being filled
+            pool.error = failure_reason(error)
+            if isinstance(error, NotFoundError):  # the template or its tag was deleted, and can be created again
+                self._discard(pool, pool.entries())
+            return None
+        self._snapshots.use_build(pool.snapshot_spec, template)
+        self._discard(pool, [entry for entry in pool.entries() if entry.template.build != template.build])
+        snapshot = self._snapshots.current(pool.snapshot_spec)
+        if snapshot is not None:
+            self._discard(pool, [entry for entry in pool.entries() if entry.snapshot_key not in {"", snapshot.key}])
+        return template
+
+    async def _can_fill(self, pool: Pool, template: TemplateRef) -> bool:
         """Return True if fills of a pool can start now.
 
-        The driver must be able to freeze sandboxes. If the driver can take snapshots, the template snapshot must be ready. If the driver cannot
-        take snapshots and the pool is one of ``default_pools``, the root filesystem image of its template must be built already.
+        The driver must be able to freeze sandboxes. If the driver can take snapshots, the snapshot of the template's current build must be ready. If
+        the driver cannot take snapshots and the pool is one of ``default_pools``, the root filesystem image of its template must be built already.
         """
         if pool.spec.isolation not in self._drivers:
             return False
@@ -402,7 +420,7 @@ class PoolRefiller:
             pool.error = f"Warm sandboxes cannot be frozen: {capabilities.why_not(DriverCapability.PAUSE)}."
             return False
         if capabilities.can(DriverCapability.SNAPSHOT):
-            return self._snapshots.current(pool.snapshot_spec) is not None
+            return self._snapshots.use_build(pool.snapshot_spec, template)
         return not pool.config.is_implied or await self._is_built(pool.spec.template)
 
     def _start_fill(self, pool: Pool, tasks: set[asyncio.Task[None]], make: Make) -> None:
@@ -421,7 +439,9 @@ class PoolRefiller:
         driver, spec = self._drivers[pool.spec.isolation], pool.spec
         snapshot = self._snapshots.current(pool.snapshot_spec)
         try:
-            template = await self._resolver.resolve(spec.template, spec.isolation)
+            # The build of the snapshot: the memory has its environment, and a newer build can have the same root file system.
+            ref = self._snapshots.template(pool.snapshot_spec)
+            template, defaults = await self._resolver.resolve(ref, spec.isolation), await self._resolver.defaults(ref)
             reading = await self._reservations.read_host()
             max_resources = driver.max_resources(spec.limits)
             needed = combine(sum, max_resources, max_resources)  # room for one more sandbox of the same limits must remain
@@ -433,8 +453,9 @@ class PoolRefiller:
                 return
             reservation = self._reservations.reserve(Purpose.POOL, max_resources, reading)
             fill.allocation = allocation = Allocation(driver, reservation, self._clock, id_)
+            factory = WarmSandboxFactory(self._clock, self._drivers, spec, template, defaults.cwd, defaults.user)
             try:
-                entry = await make(WarmSandboxFactory(self._clock, self._drivers, spec, template), allocation, id_, snapshot)
+                entry = await make(factory, allocation, id_, snapshot)
             except BaseException:
                 self._remove(allocation)
                 raise

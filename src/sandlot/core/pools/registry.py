@@ -11,31 +11,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 
 from sandlot.core.pools.config_file import PoolConfigFile
 from sandlot.core.pools.models import PoolConfig, PoolId
 from sandlot.core.pools.pool import Pool
-from sandlot.model.sandboxes import AUTO
 
 
 class PoolRegistry:
     """All pools of a service.
 
-    Args:
-        default_isolation: Isolation of a pool whose settings have the isolation ``auto``.
-
     Attributes:
         lock: Held while a pool is created, changed or deleted.
     """
 
-    def __init__(self, file: PoolConfigFile, settings: Iterable[PoolConfig], default_isolation: str) -> None:
+    def __init__(self, file: PoolConfigFile, settings: Iterable[PoolConfig]) -> None:
         self._file = file
-        self._from_settings: dict[PoolId, PoolConfig] = {}
-        for config in settings:
-            isolation = default_isolation if config.spec.isolation == AUTO else config.spec.isolation
-            resolved = replace(config, spec=replace(config.spec, isolation=isolation))
-            self._from_settings[resolved.pool_id] = resolved
+        self._from_settings = {config.pool_id: config for config in settings}
         self._from_requests = file.read()
         configs = {**self._from_settings, **self._from_requests}.values()
         self.pools: dict[str, Pool] = {str(config.pool_id): Pool(config) for config in configs if config.sizes is not None}

@@ -212,7 +212,7 @@ class SnapshotMaker:
                     "inputs": dict(inputs),
                     "made_at": self._clock.now().isoformat(timespec="seconds"),
                     "size_bytes": size,
-                    **({"node": self._node} if recipe.is_built else {}),
+                    **({"node": self._node} if recipe.is_of_build else {}),
                     **stopwatch.laps,
                 }
                 await asyncio.to_thread(self.cache.publish, key, folder, manifest)
@@ -285,7 +285,8 @@ class SnapshotMaker:
 
     def _factory(self, recipe: SnapshotRecipe) -> WarmSandboxFactory:
         spec = recipe.spec
-        return WarmSandboxFactory(self._clock, self._drivers, PoolSpec(spec.template, spec.isolation, spec.limits), recipe.template, recipe.cwd)
+        pool = PoolSpec(spec.template, spec.isolation, spec.limits)
+        return WarmSandboxFactory(self._clock, self._drivers, pool, recipe.template, recipe.cwd, recipe.user)
 
     async def _allocate(self, recipe: SnapshotRecipe, job: SnapshotJob) -> Allocation:
         """Reserve the resources of a sandbox from which a snapshot is made or that verifies a snapshot.

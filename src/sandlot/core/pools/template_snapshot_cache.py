@@ -66,6 +66,11 @@ class TemplateSnapshot:
         return "start" in self.manifest.get("inputs", {})
 
     @property
+    def is_of_build(self) -> bool:
+        """True if sandboxes of a template that a user has built are restored from the snapshot, whether or not it has a pool."""
+        return "node" in self.manifest
+
+    @property
     def size_bytes(self) -> int:
         """Size of the snapshot in bytes."""
         return int(self.manifest.get("size_bytes", 0))
@@ -163,7 +168,7 @@ class TemplateSnapshotCache:
 
         Args:
             node: Node that made the snapshots.
-            needed: ``SnapshotRecipe.content`` of the builds of this node.
+            needed: ``models.content_of`` all builds of this node.
         """
         found = [key for key, manifest in self._all() if manifest.get("node") == node and manifest["spec"].get("content") not in needed]
         return sum(self.remove(key) for key in found)

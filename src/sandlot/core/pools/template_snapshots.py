@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -32,6 +32,7 @@ from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.model.errors import SandlotError, UnavailableError
 from sandlot.model.ports import DriverCapability
+from sandlot.model.specs import TemplateRef
 
 CHECK_S: Final = 60.0
 """Seconds after which the key of a snapshot in use is computed again."""
@@ -47,14 +48,16 @@ class _State:
 
     Args:
         snapshot: Snapshot in use. None: the spec has no snapshot now.
+        template: Build of the template whose snapshot is in use; None before the first snapshot.
         checked_s: Monotonic time at which the key of the snapshot was last computed.
         not_before_s: Monotonic time before which no attempt is made.
         error: Reason of the last failure; empty after a success.
-        unusable_key: Key of a snapshot that could not be restored. The next attempt removes this snapshot. Empty: there is none.
+        unusable_key: Key of a snapshot that could not be restored, until it is removed. Empty: there is none.
         is_private: True if only private pools need the snapshot.
     """
 
     snapshot: TemplateSnapshot | None = None
+    template: TemplateRef | None = None
     checked_s: float = float("-inf")
     failures: int = 0
     not_before_s: float = float("-inf")
@@ -96,6 +99,18 @@ class TemplateSnapshotManager:
         state = self._states.get(spec)
         return None if state is None else state.snapshot
 
+    def template(self, spec: TemplateSnapshotSpec) -> TemplateRef:
+        """Return the build whose snapshot is in use for a spec; without a snapshot, the template of the spec."""
+        state = self._states.get(spec)
+        return spec.template if state is None or state.snapshot is None or state.template is None else state.template
+
+    def use_build(self, spec: TemplateSnapshotSpec, template: TemplateRef) -> bool:
+        """Return True if the snapshot in use for a spec is that of a build. If not, the next call of :meth:`ensure` computes its key again."""
+        state = self._states.get(spec)
+        if state is not None and state.template != template:
+            state.checked_s = float("-inf")
+        return state is not None and state.snapshot is not None and state.template == template
+
     def error(self, spec: TemplateSnapshotSpec) -> str:
         """Return the reason why the last attempt to make the snapshot of a spec failed; empty if the attempt succeeded."""
         state = self._states.get(spec)
@@ -115,7 +130,8 @@ class TemplateSnapshotManager:
         """Stop using all snapshots except those of the given specs.
 
         If shared pools used a snapshot, it stays on disk for other services until a sweep removes it. If only private pools used a snapshot, it is
-        removed from the disk: otherwise an owner could fill the disk by creating one pool after another.
+        removed from the disk: otherwise an owner could fill the disk by creating one pool after another. The snapshot of a build stays as long as the
+        build.
 
         Args:
             shared: Specs that shared pools need.
@@ -124,11 +140,7 @@ class TemplateSnapshotManager:
         for spec in (*shared, *private):
             self._states.setdefault(spec, _State()).is_private = spec not in shared
         for spec in [each for each in self._states if each not in shared and each not in private]:
-            state = self._states.pop(spec)
-            snapshot = state.snapshot
-            state.release()
-            if snapshot is not None and state.is_private:
-                await asyncio.to_thread(self._cache.remove, snapshot.key)
+            await self._stop_using(self._states.pop(spec))
 
     async def sweep(self) -> None:
         """Remove snapshots that a killed service left incomplete, and snapshots that were not used for a long time, from the disk."""
@@ -137,7 +149,7 @@ class TemplateSnapshotManager:
             _log.info("template_snapshot.swept", count=swept)
 
     async def ensure(self, spec: TemplateSnapshotSpec, *, make_room: MakeRoom | None = None) -> TemplateSnapshot | None:
-        """Return the snapshot of a spec. Make the snapshot if it is missing or outdated. Return None if it cannot be made now.
+        """Return the snapshot of a spec. Make the snapshot if it is missing or outdated. Return the outdated one or None if it cannot be made now.
 
         Only one call may run at a time.
 
@@ -150,7 +162,7 @@ class TemplateSnapshotManager:
         if state.snapshot is not None and now_s - state.checked_s < CHECK_S:
             return state.snapshot
         if now_s < state.not_before_s or not await self._can_snapshot(spec.isolation):
-            return None
+            return state.snapshot
         try:
             async with asyncio.timeout(PRIVATE_MAKE_S if state.is_private else None):
                 await self._renew(spec, state, make_room)
@@ -173,22 +185,31 @@ class TemplateSnapshotManager:
         capabilities = await self._drivers.capabilities_for(isolation, DriverCapability.SNAPSHOT)
         return capabilities.can(DriverCapability.SNAPSHOT)
 
+    async def _stop_using(self, state: _State) -> None:
+        """Release a snapshot. Remove it from the disk if only private pools used it and it is not that of a build, or if it could not be restored."""
+        snapshot, keys = state.snapshot, {state.unusable_key} - {""}
+        if snapshot is not None and state.is_private and not snapshot.is_of_build:
+            keys.add(snapshot.key)
+        state.release()
+        state.unusable_key = ""
+        for key in keys:
+            await asyncio.to_thread(self._cache.remove, key)
+
     async def _renew(self, spec: TemplateSnapshotSpec, state: _State, make_room: MakeRoom | None) -> None:
         defaults = await self._templates.defaults(spec.template)
-        template = await self._templates.resolve(replace(spec.template, digest=defaults.digest), spec.isolation)
+        ref = defaults.pin(spec.template)
+        template = await self._templates.resolve(ref, spec.isolation)
         recipe = SnapshotRecipe.of(spec, template, defaults)
         inputs = await self._maker.inputs(recipe)
         key = models.snapshot_key(inputs)
         state.checked_s = self._clock.monotonic_s()
         if state.snapshot is not None and state.snapshot.key == key:
+            state.template = ref
             return
-        state.release()
-        if state.unusable_key == key:
-            await asyncio.to_thread(self._cache.remove, key)
-            state.unusable_key = ""
+        await self._stop_using(state)
         self._job = SnapshotJob(make_room=make_room)
         try:
-            state.snapshot = await self._maker.ensure(recipe, inputs, self._job)
+            state.snapshot, state.template = await self._maker.ensure(recipe, inputs, self._job), ref
         finally:
             self._job = None
         state.failures, state.error = 0, ""

@@ -41,8 +41,11 @@ class Templates:
         ref = await self.find(principal, name)
         listed = await self._store.list(principal)
         # The list lacks templates of other owners, which an operator can name by their ids.
-        unlisted = TemplateInfo(ref.name, "", ref.digest or None, owner=ref.owner)
-        return next((each for each in listed if (each.name, each.owner) == (ref.name, ref.owner)), unlisted)
+        found = next((each for each in listed if (each.name, each.owner) == (ref.name, ref.owner)), None)
+        if found is not None:
+            return found
+        defaults = await self.defaults(ref)
+        return TemplateInfo(ref.name, "", defaults.digest or None, owner=ref.owner, limits=defaults.limits)
 
     async def find(self, principal: Principal, name: str) -> TemplateRef:
         """Return the template that a name means for a principal: the principal's own template, else the built-in template.

@@ -117,7 +117,7 @@ class ForkBatch:
         async with supervisor.start_slot():
             # If the parent's runtime build differs from that of the prepared sandbox, the allocation prepares another sandbox.
             await allocation.restore(self._image, shape, sandbox.spec, volumes, prepared=prepared, check_end=supervisor.check_end)
-            await connect_and_wake(supervisor, template)
+            await connect_and_wake(supervisor)
 
     async def _wait_image(self, supervisor: SandboxSupervisor) -> None:
         async def written() -> None:

@@ -7,8 +7,8 @@ Invariants:
 - A snapshot does not depend on its sandbox, which may change or end.
 - A memory snapshot of an owner is verified once, after the response to its creation (:mod:`sandlot.core.snapshots.verify`).
 - A deletion removes the record at once. The folder is removed as soon as no sandbox is starting from the snapshot.
-- A snapshot belongs to the owner of its sandbox, or to the service itself (``INTERNAL``), which lists it to nobody. The quota of the caller limits
-  the creation of snapshots of owners, and the quota of the owner limits the files that are packed later.
+- A snapshot belongs to the owner of its sandbox, or to the service itself (``INTERNAL``), which shows it to nobody, also not to operators. The quota
+  of the caller limits the creation of snapshots of owners, and the quota of the owner limits the files that are packed later.
 - The creation of a snapshot continues if its client disconnects. The client can repeat the request with its idempotency key, or list the snapshots.
 """
 
@@ -115,7 +115,7 @@ class SnapshotManager:
         for record in await self._table.list_by_node(self._node):
             if record.ready:
                 kept.append(record.id)
-                if _is_verified(record.owner) and not record.layer and restore.uses_memory(record):
+                if _is_verified(record.owner) and not record.has_overlay and restore.uses_memory(record):
                     self.verifier.submit(record.id)
             else:
                 await self._table.remove(record.id)
@@ -189,7 +189,8 @@ class SnapshotManager:
             record = await self._table.get(SnapshotId(id_or_name))
         else:
             record = await self._table.get_by_name(principal.owner, id_or_name) if id_or_name else None
-        if record is None or not record.ready or not principal.sees(record.owner) or self._leases.is_deleted(record.id):
+        is_hidden = record is not None and record.owner == INTERNAL.owner != principal.owner  # from operators too
+        if record is None or is_hidden or not record.ready or not principal.sees(record.owner) or self._leases.is_deleted(record.id):
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,
@@ -260,7 +261,7 @@ class SnapshotManager:
         try:
             async with writer.reserve_disk(self._reservations, sandbox, kind), pin_mounts(sandbox):
                 size_bytes, spec = await self._write(sandbox, intent), _current_spec(sandbox)
-            done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, layer=kind is SnapshotKind.FILES)
+            done = replace(intent, spec=spec, ready=True, size_bytes=size_bytes, has_overlay=kind is SnapshotKind.FILES)
             async with self._records.admission_lock:
                 await self._records.check_quota(owner.quota, owner.owner, size_bytes)
                 await self._table.update(done, self._records.event("snapshot.created", done, size_bytes=size_bytes))
@@ -277,7 +278,7 @@ class SnapshotManager:
         into = await self._images.make(record.id)
         if record.kind is SnapshotKind.FILES:
             base = await self._templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
-            return await overlay.pack_overlay(sandbox, self._images.layer(record.id), base.root)
+            return await overlay.pack_overlay(sandbox, self._images.overlay(record.id), base.root)
         return await writer.write_image(sandbox, into, durable=True)
 
     async def _check_name_is_free(self, owner: OwnerId, name: str | None) -> None:

@@ -46,7 +46,7 @@ class SnapshotRecords:
         count, total_bytes = await self.table.totals(owner)
         quotas.check_stored(quota, "snapshot", count - 1, total_bytes, more_bytes)
 
-    async def check_layer_quota(self, record: SnapshotRecord) -> None:
+    async def check_overlay_quota(self, record: SnapshotRecord) -> None:
         """Refuse to pack the files of a snapshot whose owner has used up the quota.
 
         Raises:
@@ -54,7 +54,7 @@ class SnapshotRecords:
         """
         await self.check_quota(self._api_keys.quota_of(record.owner), record.owner)
 
-    async def save_layer(self, record: SnapshotRecord, size_bytes: int) -> None:
+    async def save_overlay(self, record: SnapshotRecord, size_bytes: int) -> None:
         """Record that the files of a snapshot were packed, unless the snapshot was deleted.
 
         Raises:
@@ -62,7 +62,7 @@ class SnapshotRecords:
         """
         async with self.admission_lock:
             await self.check_quota(self._api_keys.quota_of(record.owner), record.owner, size_bytes)
-            await self.table.update(replace(record, layer=True, size_bytes=record.size_bytes + size_bytes))
+            await self.table.update(replace(record, has_overlay=True, size_bytes=record.size_bytes + size_bytes))
 
     async def save_problem(self, record: SnapshotRecord) -> None:
         """Save the problem of a snapshot that cannot be restored, unless the snapshot was deleted."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from sandlot.model.access import INTERNAL
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ports import ProbeResult
 from sandlot.model.records import SnapshotRecord
@@ -64,7 +65,8 @@ def choose(record: SnapshotRecord, facts: RestoreFacts) -> RestorePlan:
     Raises:
         ConflictError: Neither the memory nor the files can be restored on this host (``snapshot_unusable``). The message gives the reason.
     """
-    spec = replace(record.spec, snapshot=record.id, parent=None)
+    is_internal = record.owner == INTERNAL.owner  # nobody can name such a snapshot
+    spec = replace(record.spec, snapshot=None if is_internal else record.id, parent=None)
     reason = _memory_problem(record, facts)
     if not reason:
         return RestorePlan(MEMORY, spec)

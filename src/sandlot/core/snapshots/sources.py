@@ -46,7 +46,7 @@ class SnapshotSources:
             return StartSource([strategy], StartSourceConstraints(plan.spec, restored=plan.restored, volumes=plan.spec.volumes))
         if record.kind is SnapshotKind.MEMORY:
             _log.warning("snapshot.memory_not_restored", snapshot=record.id, reason=plan.reason)
-        setup = [functools.partial(overlay.apply_overlay, file=self._images.layer(record.id))]
+        setup = [functools.partial(overlay.apply_overlay, file=self._images.overlay(record.id))]
         return StartSource([BootStart()], StartSourceConstraints(plan.spec, restored=plan.restored), setup=setup)
 
     async def _restore_facts(self, record: SnapshotRecord) -> restore.RestoreFacts:
@@ -54,7 +54,7 @@ class SnapshotSources:
         memory = None
         if driver is not None and restore.uses_memory(record):
             memory = await asyncio.to_thread(driver.restorable, self._images.image(record.id))
-        has_overlay = await asyncio.to_thread(self._images.layer(record.id).is_file)
+        has_overlay = await asyncio.to_thread(self._images.overlay(record.id).is_file)
         return restore.RestoreFacts(memory=memory, has_root=await self._has_root(record.spec), has_overlay=has_overlay)
 
     async def _has_root(self, spec: SandboxSpec) -> bool:

@@ -178,14 +178,14 @@ class SnapshotVerifier:
             sandbox.request_end(Exit(ExitReason.KILLED, "the verification of the snapshot is done"))
 
     async def _pack_files(self, record: SnapshotRecord, sandbox: Sandbox) -> None:
-        layer = self._images.layer(record.id)
-        await self._records.check_layer_quota(record)
+        file = self._images.overlay(record.id)
+        await self._records.check_overlay_quota(record)
         base = await self._templates.resolve(sandbox.spec.template, sandbox.spec.isolation)
-        size_bytes = await overlay.pack_overlay(sandbox, layer, base.root)
+        size_bytes = await overlay.pack_overlay(sandbox, file, base.root)
         try:
-            await self._records.save_layer(record, size_bytes)
+            await self._records.save_overlay(record, size_bytes)
         except LimitError:
-            await asyncio.to_thread(layer.unlink, missing_ok=True)
+            await asyncio.to_thread(file.unlink, missing_ok=True)
             raise
 
     async def _check_room(self, record: SnapshotRecord) -> None:

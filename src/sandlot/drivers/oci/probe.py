@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import platform
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -24,6 +23,7 @@ from sandlot.host.blocking import call_in_own_thread
 from sandlot.host.cgroup_layout import missing_controllers
 from sandlot.host.cgroups import detect_layout
 from sandlot.host.programs import date_of_version
+from sandlot.link.elf import elf_file
 from sandlot.link.payload import GUEST_ARGV, GUEST_ROOT, VOLUMES
 from sandlot.model.errors import ConflictError, ErrorCode, HostError, LimitError, SandboxEndedError, SandlotError, UnsupportedError
 from sandlot.model.ids import SandboxId
@@ -44,8 +44,6 @@ _CHANGES = {
     DriverCapability.CONFIGURE_DISK: (Change(disk_bytes=PROBE_LIMITS.disk_bytes + MIB), Change(disk_bytes=PROBE_LIMITS.disk_bytes)),
 }
 
-_BASE = 0x400000
-_HEADER_BYTES, _PROGRAM_HEADER_BYTES = 64, 56
 _CODE = bytes.fromhex(
     "b801000000 bf01000000 488d351e000000 ba03000000 0f05"  # write(1, "ok\n", 3)
     "31c0 31ff 4889e6 ba01000000 0f05"  # read(0, stack, 1)
@@ -112,13 +110,8 @@ def _keep_available(found: Capabilities, before: Capabilities | None) -> Capabil
 
 
 def tiny_program() -> bytes:
-    """Return the program of the probe: an ELF file with one segment for x86-64 (elf(5))."""
-    entry = _BASE + _HEADER_BYTES + _PROGRAM_HEADER_BYTES
-    size = _HEADER_BYTES + _PROGRAM_HEADER_BYTES + len(_CODE)
-    ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
-    header = ident + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, entry, _HEADER_BYTES, 0, 0, _HEADER_BYTES, _PROGRAM_HEADER_BYTES, 1, 0, 0, 0)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
-    return header + segment + _CODE
+    """Return the program of the probe, an ELF file."""
+    return elf_file(_CODE)
 
 
 def make_tiny_root(folder: Path) -> RootFs:

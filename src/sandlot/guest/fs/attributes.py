@@ -25,19 +25,35 @@ def set_attributes(file: str = FILE) -> None:
 
     with os.fdopen(fd, "rb") as text:
         attributes = json.loads(text.read())
-    folders = {}
+    folders: dict[str, os.stat_result] = {}
     for path, name, value in attributes:
         try:
             status = os.lstat(path)
-            folder = os.path.dirname(path)
-            while folder not in folders:
-                folders[folder] = os.lstat(folder)
-                folder = os.path.dirname(folder)
+            note_folders(path, folders)
             os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
             if os.lstat(path).st_mode != status.st_mode:  # gVisor's copy of a folder loses the set-group-id bit
                 os.chmod(path, stat.S_IMODE(status.st_mode))
         except (OSError, ValueError) as error:
             log(f"the extended attribute {name!r} of {path!r} cannot be set: {error}")
-    for folder, status in folders.items():  # a copy of a file changes the time of its folder
-        if os.lstat(folder).st_mtime_ns != status.st_mtime_ns:
-            os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
+    restore_times(folders)
+
+
+def note_folders(path: str, folders: dict[str, os.stat_result]) -> None:
+    """Add the state of all folders above a path to ``folders``, for :func:`restore_times`."""
+    folder = os.path.dirname(path)
+    while folder not in folders:
+        folders[folder] = os.lstat(folder)
+        folder = os.path.dirname(folder)
+
+
+def restore_times(folders: dict[str, os.stat_result]) -> None:
+    """Restore the modification times of folders: a copy of a file to the disk of the sandbox changes the time of its folder.
+
+    A time that cannot be restored, such as on a full disk, is logged.
+    """
+    for folder, status in folders.items():
+        try:
+            if os.lstat(folder).st_mtime_ns != status.st_mtime_ns:
+                os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
+        except OSError as error:
+            log(f"the time of {folder!r} cannot be restored: {error}")

@@ -43,7 +43,7 @@ TICK_S = 0.05
 """Maximum number of seconds to wait for the next clock tick. This is longer than any tick, and ends the wait if a file's time is in the future."""
 
 
-class Look:
+class FolderScan:
     """Record of the regular files below one folder at one moment. Creating the object examines the folder.
 
     Args:
@@ -53,24 +53,25 @@ class Look:
     Attributes:
         files: Folder -> name -> inode, size, mtime and ctime of the file.
         newest_ns: Latest ctime of a file, in nanoseconds since the epoch.
-        reached: Folder and name of the first entry that was not examined because of ``max_entries``. None if the limit was not reached.
+        first_unexamined: Folder and name of the first entry that was not examined because of ``max_entries``. None if the limit was not
+            reached.
         unseen: Folders that could not be examined completely.
     """
 
-    __slots__ = ("files", "newest_ns", "reached", "root", "unseen")
+    __slots__ = ("files", "first_unexamined", "newest_ns", "root", "unseen")
 
     def __init__(self, root: str, max_entries: int = MAX_FILES) -> None:
         self.root = root
         self.files: dict[str, dict[str, Key]] = {}
         self.newest_ns = 0
-        self.reached: Place | None = None
+        self.first_unexamined: Place | None = None
         self.unseen: list[str] = []
         self._look(max_entries)
 
     @property
     def complete(self) -> bool:
         """True if all entries below the folder were examined."""
-        return self.reached is None and not self.unseen
+        return self.first_unexamined is None and not self.unseen
 
     def covers(self, inside: str, name: str) -> bool:
         """Return True if the examination reached a path, so that a regular file at this path would have been recorded.
@@ -82,7 +83,7 @@ class Look:
             inside: Folder of the file, relative to the root.
             name: Name of the file.
         """
-        if self.reached is not None and (inside.split("/"), name) >= self.reached:
+        if self.first_unexamined is not None and (inside.split("/"), name) >= self.first_unexamined:
             return False
         return not any(folder in {"", inside} or inside.startswith(f"{folder}/") for folder in self.unseen)
 
@@ -95,7 +96,7 @@ class Look:
                 max_entries = self._look_in(folder, max_entries)
                 if folder.cut:
                     self.unseen.append(folder.inside)
-                if self.reached is not None:
+                if self.first_unexamined is not None:
                     return
         except (FileNotFoundError, NotADirectoryError):
             return  # the folder does not exist: all files that it contains later are new
@@ -107,7 +108,7 @@ class Look:
         found: dict[str, Key] = {}
         for name, status in folder.entries():
             if not max_entries:
-                self.reached = (folder.inside.split("/"), name)
+                self.first_unexamined = (folder.inside.split("/"), name)
                 break
             max_entries -= 1
             if stat.S_ISREG(status.st_mode):
@@ -118,15 +119,15 @@ class Look:
         return max_entries
 
 
-def wait_for_next_tick(looks: list[Look]) -> None:
+def wait_for_next_tick(scans: list[FolderScan]) -> None:
     """Wait, at most ``TICK_S`` seconds, until the clock for file times has passed the newest ctime of all recorded files."""
-    newest_ns = max((look.newest_ns for look in looks), default=0)
+    newest_ns = max((scan.newest_ns for scan in scans), default=0)
     until_s = time.monotonic() + TICK_S
     while time.clock_gettime_ns(COARSE) <= newest_ns and time.monotonic() < until_s:
         time.sleep(0.001)
 
 
-def difference(before: Look, after: Look) -> list[dict[str, Any]]:
+def difference(before: FolderScan, after: FolderScan) -> list[dict[str, Any]]:
     """Return a record of each file that was created or changed between two examinations of the same folder."""
     found = []
     for inside, files in after.files.items():
@@ -143,14 +144,14 @@ def difference(before: Look, after: Look) -> list[dict[str, Any]]:
 def work(request: dict[str, Any]) -> dict[str, Any]:
     """Examine the folders, wait for the next message of the host, examine the folders again, and send the differences."""
     folders = list(dict.fromkeys(request["folders"]))
-    before = [Look(folder) for folder in folders]
+    before = [FolderScan(folder) for folder in folders]
     wait_for_next_tick(before)
     send_message({"marked": True})
     receive_message()
     more = False
     found: dict[str, dict[str, Any]] = {}
     for earlier in before:
-        after = Look(earlier.root)
+        after = FolderScan(earlier.root)
         more = more or not (after.complete and earlier.complete)
         found.update({file["path"]: file for file in difference(earlier, after)})
     report: list[dict[str, Any]] = []

@@ -1,25 +1,26 @@
-"""Packs the differences between the files of a sandbox and the files of its image as a layer, and applies a layer to another sandbox.
+"""Packs the differences between the files of a sandbox and the files of its image as an overlay, and applies an overlay to another sandbox.
 
 The request is ``{"do": "pack"}`` or ``{"do": "apply"}``. Two further requests serve builds of templates: ``{"do": "collect", "paths"}`` packs files
-and folders whole, and ``{"do": "copy", "owner"}`` applies a layer to a sandbox that has other files already. While packing, the helper asks the host
-for the entries of folders of the image, because the sandbox shows only the present files, not those of the image. The response to
+and folders whole, and ``{"do": "copy", "owner"}`` applies an overlay to a sandbox that has other files already. While packing, the helper asks the
+host for the entries of folders of the image, because the sandbox shows only the present files, not those of the image. The response to
 ``{"folder": path}`` is ``{"names", "ctimes", "more"}``, where ``more`` is True if another message follows. If the image has no such folder, the
-response is ``{"missing": True}``. The layer itself is sent or received as bytes.
+response is ``{"missing": True}``. The overlay itself is sent or received as bytes.
 
-A layer is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
+An overlay is a sequence of records. A record is a length (four bytes, big endian) and a map (``protocol/values.py``). A record of kind ``file`` is
 followed by the chunks of the file. A chunk is a length (four bytes, big endian) and as many bytes of content. If the highest bit of the length is
-set, the chunk is a hole: it stands for zeros, and no content is sent. The length 0 ends the file. The first record of a layer contains the
+set, the chunk is a hole: it stands for zeros, and no content is sent. The length 0 ends the file. The first record of an overlay contains the
 version. The last record has the kind ``end`` and contains the number of records before it.
 
 Invariants:
 - An entry is unchanged if it has the same ctime as in the image. Every change copies the entry, and each folder above the entry, into the upper
   layer of the overlay (overlayfs and gVisor). The copies get other ctimes, which no program can set. So a folder with the ctime of the image is
   skipped with all its content. Times are compared for equality only, because the image may be newer than the sandbox.
-- A layer contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
+- The C library that the guest has copied from an EROFS image is unchanged as well, as long as it has the ctime of the copy.
+- An overlay contains regular files, folders, symbolic and hard links, and pipes, with owner, mode, mtime and the extended attributes that programs
   set. It contains no sockets or devices, no files of other file systems except ``/tmp``, and no files of Sandlot.
-- Removed entries of the image are recorded in the layer.
-- No link is followed. A layer without a record ``end`` is incomplete. The helper detects this only after it has applied the records. Therefore
-  the caller applies a layer only to a new sandbox, and deletes this sandbox after an error.
+- Removed entries of the image are recorded in the overlay.
+- No link is followed. An overlay without a record ``end`` is incomplete. The helper detects this only after it has applied the records. Therefore
+  the caller deletes the sandbox after an error.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import os
 import stat
 
 from sandlot.guest.errors import RpcError
+from sandlot.guest.fs.c_library import read_copies
 from sandlot.guest.fs.paths import open_folder, path_error
 from sandlot.guest.fs.remove import remove_tree
 from sandlot.guest.helpers.helper import read, receive_message, send, send_message, serve
 from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
-from sandlot.protocol.helpers import COLLECT_LAYER, COPY_LAYER, LAYER_VERSION, PACK_LAYER
+from sandlot.protocol.helpers import COLLECT_OVERLAY, COPY_OVERLAY, OVERLAY_VERSION, PACK_OVERLAY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,15 +60,15 @@ _OCTAL_DIGITS = 3
 # -- packing ----------------------------------------------------------------------------------------------------------------
 
 
-class LayerWriter:
-    """Packs the differences between the files of the sandbox and the files of its image, and sends them to the host as one layer.
+class OverlayPacker:
+    """Packs the differences between the files of the sandbox and the files of its image, and sends them to the host as one overlay.
 
     Attributes:
         records: Number of records that were sent.
         bytes: Total size of the file contents, holes included.
     """
 
-    __slots__ = ("_links", "_mounts", "_packs_all", "_pending", "_pending_bytes", "bytes", "records")
+    __slots__ = ("_copies", "_links", "_mounts", "_new", "_packs_all", "_pending", "_pending_bytes", "bytes", "records")
 
     def __init__(self) -> None:
         self._packs_all = False
@@ -74,14 +76,17 @@ class LayerWriter:
         self._pending_bytes = 0
         self._links: dict[tuple[int, int], bytes] = {}
         self._mounts = mount_points()
+        self._copies = read_copies()
+        self._new: set[bytes] = set()
+        """Folders that the image does not have. The host is not asked for them: an answer takes a millisecond."""
         self.records = self.bytes = 0
 
     def run(self) -> dict[str, Any]:
-        """Send the whole layer, and return ``{"records": int, "bytes": int}``."""
+        """Send the whole overlay, and return ``{"records": int, "bytes": int}``."""
         return self._run([b"/"])
 
     def collect(self, paths: list[bytes]) -> dict[str, Any]:
-        """Send a layer with all of the given files and folders, whether the image has them or not. Return the result of :meth:`run`.
+        """Send an overlay with all of the given files and folders, whether the image has them or not. Return the result of :meth:`run`.
 
         Args:
             paths: Absolute paths without symbolic links.
@@ -90,7 +95,7 @@ class LayerWriter:
         return self._run([], paths)
 
     def _run(self, pending: list[bytes], paths: list[bytes] | None = None) -> dict[str, Any]:
-        self._record({"kind": "layer", "version": LAYER_VERSION})
+        self._record({"kind": "overlay", "version": OVERLAY_VERSION})
         pending += [path for path in paths or [] if path == b"/" or self._alone(path)]
         while pending:
             path = pending.pop()
@@ -118,7 +123,7 @@ class LayerWriter:
 
     def _folder(self, path: bytes) -> list[bytes]:
         """Send the changed entries of a folder, and return the subfolders that may contain changes."""
-        known = {} if self._packs_all or path in self._mounts else image_entries(path)
+        known = {} if self._packs_all or path in self._mounts or path in self._new else image_entries(path)
         fd = open_folder(os.fsdecode(path))
         below = []
         try:
@@ -130,8 +135,10 @@ class LayerWriter:
                     continue
                 try:
                     found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    if known.get(name) != found.st_ctime_ns and self._entry(fd, name, inside, found):
+                    if not self._is_unchanged(inside, found, known.get(name)) and self._entry(fd, name, inside, found):
                         below.append(inside)
+                        if name not in known:
+                            self._new.add(inside)
                 except FileNotFoundError:
                     continue  # the entry was removed after its folder was listed
                 except OSError as error:
@@ -144,6 +151,10 @@ class LayerWriter:
             if name not in here and inside not in OWN:
                 self._record({"kind": "gone", "path": inside})
         return below
+
+    def _is_unchanged(self, path: bytes, found: os.stat_result, ctime_ns: int | None) -> bool:
+        """Return True if an entry is that of the image, whose ctime is ``ctime_ns``; None if the image has none."""
+        return ctime_ns is not None and found.st_ctime_ns in {ctime_ns, self._copies.get(path)}
 
     def _entry(self, at: int, name: bytes, path: bytes, found: os.stat_result) -> bool:
         """Send the record of an entry that differs from the image; for a file, also its content. Return True if the entry is a folder."""
@@ -264,8 +275,8 @@ def unescape(text: bytes) -> bytes:
 # -- applying ---------------------------------------------------------------------------------------------------------------
 
 
-class LayerSource:
-    """Reads the bytes of a layer from the input of the helper."""
+class OverlayInput:
+    """Reads the bytes of an overlay from the input of the helper."""
 
     __slots__ = ("_at", "_data")
 
@@ -294,7 +305,7 @@ class LayerSource:
         return int.from_bytes(self.take(4), "big")
 
     def record(self) -> dict[str, Any]:
-        """Read the next record of the layer, and return its decoded map.
+        """Read the next record of the overlay, and return its decoded map.
 
         Raises:
             EncodingError: The record is longer than ``MAX_RECORD_BYTES`` or malformed.
@@ -306,8 +317,8 @@ class LayerSource:
         return record
 
 
-class LayerReader:
-    """Receives one layer from the host, and applies it to the files of this sandbox.
+class OverlayApplier:
+    """Receives one overlay from the host, and applies it to the files of this sandbox.
 
     Attributes:
         records: Number of records that were applied.
@@ -316,19 +327,19 @@ class LayerReader:
     __slots__ = ("_folders", "_source", "records")
 
     def __init__(self) -> None:
-        self._source = LayerSource()
+        self._source = OverlayInput()
         self._folders: list[dict[str, Any]] = []
         self.records = 0
 
     def run(self) -> dict[str, Any]:
-        """Apply the whole layer, and return ``{"records": int}``.
+        """Apply the whole overlay, and return ``{"records": int}``.
 
         Raises:
-            RpcError: The layer has an unsupported version or is incomplete, or a record cannot be applied.
+            RpcError: The overlay has an unsupported version or is incomplete, or a record cannot be applied.
         """
         try:
             first = self._source.record()
-            if first.get("kind") != "layer" or first["version"] != LAYER_VERSION:
+            if first.get("kind") != "overlay" or first["version"] != OVERLAY_VERSION:
                 raise RpcError(
                     "unsupported",
                     "The files of the snapshot have the format of another version of Sandlot.",
@@ -416,13 +427,13 @@ class LayerReader:
         os.utime(path, ns=(about["mtime_ns"], about["mtime_ns"]), follow_symlinks=False)
 
 
-class CopyReader(LayerReader):
-    """Receives one layer from the host, and copies its files into a sandbox whose files are those of the user.
+class CopyApplier(OverlayApplier):
+    """Receives one overlay from the host, and copies its files into a sandbox that is in use.
 
     An existing folder keeps its owner, its mode and its other entries. A symbolic link to a folder counts as the folder. No folder is replaced.
 
     Args:
-        owner: User that gets all copied files, with a group if a colon follows; empty: the owners of the layer.
+        owner: User that gets all copied files, with a group if a colon follows; empty: the owners of the overlay.
     """
 
     __slots__ = ("_owner",)
@@ -472,14 +483,14 @@ def remove(path: bytes) -> None:
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:
-    """Pack a layer or apply a layer, as the field ``do`` of the request says."""
-    if request["do"] == COLLECT_LAYER:
-        return LayerWriter().collect(request["paths"])
-    if request["do"] == COPY_LAYER:
-        return CopyReader(request["owner"]).run()
-    return LayerWriter().run() if request["do"] == PACK_LAYER else LayerReader().run()
+    """Pack an overlay or apply an overlay, as the field ``do`` of the request says."""
+    if request["do"] == COLLECT_OVERLAY:
+        return OverlayPacker().collect(request["paths"])
+    if request["do"] == COPY_OVERLAY:
+        return CopyApplier(request["owner"]).run()
+    return OverlayPacker().run() if request["do"] == PACK_OVERLAY else OverlayApplier().run()
 
 
 def main() -> None:
-    """Run the helper that packs and applies layers."""
+    """Run the helper that packs and applies overlays."""
     serve(work)

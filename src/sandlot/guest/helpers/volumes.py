@@ -29,21 +29,21 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: Three lists.
-            ``gone``: paths of volumes to unbind even if they are in use.
-            ``free``: volumes to unbind only if they are not in use. Each item consists of the path, the volume's folder in the hub (the folder
-            in which the driver mounts volumes), a folder with many files, and a number of rounds. In each round, stat(2) is called for all
-            these files, so that gVisor drops unused files of the volume from its caches.
-            ``there``: volumes to bind. Each item consists of the volume's folder in the hub, the path, and True for a read-only volume. The
+            ``unbind``: paths of volumes to unbind even if they are in use.
+            ``unbind_if_unused``: volumes to unbind only if they are not in use. Each item consists of the path, the volume's folder in the
+            hub, a folder with many files, and a number of rounds. In each round, stat(2) is called for all these files: this fills the caches
+            of gVisor, which then drops unused files of the volume.
+            ``bind``: volumes to bind. Each item consists of the volume's folder in the hub, the path, and True for a read-only volume. The
             host prevents writes to a read-only volume in any case. If the flag is True, write calls in the sandbox also fail.
 
     Returns:
-        ``used``: paths of ``free`` that stay bound because they are in use.
+        ``used``: paths of ``unbind_if_unused`` that stay bound because they are in use.
     """
     used: list[str] = []
     libc = ctypes.CDLL(None, use_errno=True)
-    for path in request["gone"]:
+    for path in request["unbind"]:
         libc.umount2(os.fsencode(path), MNT_DETACH)  # fails if a process in the sandbox has unbound the path already
-    for path, source, others, rounds in request.get("free", ()):
+    for path, source, others, rounds in request.get("unbind_if_unused", ()):
         files = _files_in(others)
         if _is_bound(source, path) and libc.umount2(os.fsencode(path), 0) and ctypes.get_errno() == EBUSY:
             used.append(path)
@@ -51,7 +51,7 @@ def bind(request: dict[str, Any]) -> dict[str, Any]:
         for _ in range(rounds):
             for each in files:
                 os.stat(each)
-    for source, path, read_only in request["there"]:
+    for source, path, read_only in request["bind"]:
         try:
             os.makedirs(path, exist_ok=True)
         except OSError as error:

@@ -457,6 +457,6 @@ def kernel_death_message(status: str, language: str, *, began: bool, late: bool,
         )
     if not began:
         when = "in time" if late else "at all"
-        program = "node" if language == "javascript" else language
+        program = {"javascript": "node", "typescript": "node", "r": "R"}.get(language, language)
         return f"The {program} of the image did not start {when}, so the code was not run; see stderr. Commands and files still work."
     return "The kernel died. Its variables are lost."

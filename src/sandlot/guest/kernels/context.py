@@ -3,8 +3,8 @@
 Invariants:
 - A context runs one cell at a time. Other cells wait in the order of their requests. The timeout of a cell starts when the cell is sent to
   the kernel, not when the cell is requested.
-- An interrupt sends SIGINT to the process group of the kernel, and a second SIGINT after ``SIGNAL_AGAIN_S``. If the cell has not ended after
-  ``KILL_AFTER_S``, the guest kills the kernel with all processes that it started.
+- An interrupt sends SIGINT to the process group of the kernel, at each of ``SIGNAL_TIMES_S``. If the cell has not ended after ``KILL_AFTER_S``, the
+  guest kills the kernel with all processes that it started.
 - If a kernel dies, the cell that was running fails with an error that says why. The next cell starts a new kernel.
 - Queued cells are aborted when a cell with ``stop_on_error`` fails, and when the context is restarted or removed.
 
@@ -19,6 +19,7 @@ from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import context_state as states
 from sandlot.guest.kernels.cell import kernel_death_message
 from sandlot.guest.kernels.kernel import KernelEventHandler
+from sandlot.guest.kernels.languages import NODE_LANGUAGES
 from sandlot.guest.kernels.starter import START_ORDER, start_timeout_s
 from sandlot.protocol.fast_imports import deque, signal
 from sandlot.protocol.schema import STDERR
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
     from sandlot.guest.kernels.starter import KernelStarter
     from sandlot.guest.loop import Loop, Timer
 
-SIGNAL_AGAIN_S, KILL_AFTER_S = 1.0, 2.0
-"""Seconds after the first SIGINT of an interrupt until the guest sends a second SIGINT, and until it kills the kernel."""
+SIGNAL_TIMES_S, KILL_AFTER_S = (0.0, 1.0, 1.5), 2.0
+"""Seconds after an interrupt at which the guest sends SIGINT, and after which it kills the kernel.
+
+The first SIGINT is lost if a program of the cell is just being started, the second one ends that program, and the third one ends the code after it.
+"""
 FLUSH_REQUEST_S = 0.02
 """Seconds after which the guest requests delayed output from a kernel that runs a cell. Most cells end earlier, so no request is sent."""
 CELL_START_S = 0.3
@@ -54,7 +58,7 @@ class CodeContext(KernelEventHandler):
         oom: Decides whether a kernel was killed because the sandbox ran out of memory.
         cells: Store of the cells of all contexts.
         name: Id of the context.
-        language: Language of the cells: ``python``, ``bash`` or ``javascript``.
+        language: Language of the cells; a value of ``languages.DEFAULT_CONTEXTS``.
         cwd: Working directory in which each new kernel of the context starts.
         env: Environment variables of the context. They override the sandbox's variables of the same name.
         on_activity: Called when a cell of the context has started or ended.
@@ -372,18 +376,17 @@ class CodeContext(KernelEventHandler):
             self.kernel.request_flush()
             self._set_timer(CELL_START_S, self._signal)
 
-    def _signal(self) -> None:
+    def _signal(self, sent: int = 0) -> None:
         self._signal_kernel()
-        self._set_timer(SIGNAL_AGAIN_S, self._signal_again)
-
-    def _signal_again(self) -> None:
-        self._signal_kernel()
-        self._set_timer(KILL_AFTER_S - SIGNAL_AGAIN_S, lambda: self.end_kernel("killed"))
+        if SIGNAL_TIMES_S[sent + 1 :]:
+            self._set_timer(SIGNAL_TIMES_S[sent + 1] - SIGNAL_TIMES_S[sent], lambda: self._signal(sent + 1))
+        else:
+            self._set_timer(KILL_AFTER_S - SIGNAL_TIMES_S[sent], lambda: self.end_kernel("killed"))
 
     def _signal_kernel(self) -> None:
         if self.kernel is not None and self.cell is not None:
-            # node handles a signal only when its event loop runs, but a thread of the JavaScript kernel reads messages even if the loop is busy.
-            self.kernel.interrupt(self.cell, by_message=self.language == "javascript")
+            # node handles a signal only when its event loop runs, but a thread of this kernel reads messages even if the loop is busy.
+            self.kernel.interrupt(self.cell, by_message=self.language in NODE_LANGUAGES)
 
     def _end_kernel(self, reason: str) -> None:
         self._cancel_timers()

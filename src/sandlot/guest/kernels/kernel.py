@@ -21,7 +21,7 @@ from sandlot.guest.kernels.kernel_events import parse_event
 from sandlot.guest.loop import READ, READ_BYTES, WRITE
 from sandlot.guest.output import OutputLog
 from sandlot.guest.pipes import DRAIN_READS, OutputPipe, open_pipe
-from sandlot.guest.process.accounts import build_environment, lookup_account
+from sandlot.guest.process.accounts import build_environment
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.fast_imports import socket
@@ -404,7 +404,7 @@ class KernelProcess:
         """
         changed, removed = difference(self._env, env)
         if removed:
-            of_account = build_environment(lookup_account("user"))
+            of_account = build_environment(self._group.account)
             changed.update({name: of_account[name] for name in removed if name in of_account})
             removed = [name for name in removed if name not in of_account]
         self._env = env

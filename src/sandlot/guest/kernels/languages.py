@@ -11,24 +11,19 @@ from sandlot.guest.errors import RpcError
 from sandlot.guest.process.accounts import BASH
 from sandlot.guest.process.spawn import search_path
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+DEFAULT_CONTEXTS = {"default": "python", "bash": "bash", "javascript": "javascript", "typescript": "typescript", "r": "r"}
+"""Id of a default context -> language of the context. Clients need not create these contexts before they run cells in them. The service has the same
+table (``model/languages.py``), which the guest cannot import; a unit test keeps both equal."""
 
-DEFAULTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
-"""Id of a default context -> language of the context. Clients need not create these contexts before they run cells in them."""
+NODE_LANGUAGES = {"javascript": "JavaScript", "typescript": "TypeScript"}
+"""Language whose kernel runs on Node.js -> name to display."""
 
 PROGRAMS = "/.sandlot/kernel_programs"
 """Folder inside the sandbox that contains the programs of the kernels."""
 OWN_PYTHON = ("/.sandlot/lib/ld.so", "--library-path", "/.sandlot/lib", "/.sandlot/bin/python3", "-SI", "-X", "utf8")
-STARTUP_VARIABLES = (
-    *("PYTHON", "IPYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "XDG_", "MPL"),
-    *("OMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMEXPR_"),
-)
-"""Prefixes of environment variables that programs and libraries read only when they start. A running kernel ignores changes of these variables."""
 
 
-def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
+def find_program(names: tuple[str, ...], env: dict[str, str]) -> str | None:
     """Return the path of the first program of ``names`` that ``PATH`` contains. Return None if ``PATH`` contains none of these programs.
 
     Args:
@@ -44,16 +39,17 @@ def find(names: tuple[str, ...], env: dict[str, str]) -> str | None:
 
 def find_python(env: dict[str, str]) -> str | None:
     """Return the path of the image's Python interpreter, or None if the ``PATH`` of ``env`` contains no ``python3`` and no ``python``."""
-    return find(("python3", "python"), env)
+    return find_program(("python3", "python"), env)
 
 
-def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str]:
+def kernel_argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str]:
     """Return the command that starts the kernel of a language. The caller must append the kernel's descriptors (``KernelPipes.kernel_channel``).
 
     Args:
-        language: ``python``, ``bash`` or ``javascript``.
+        language: A value of ``DEFAULT_CONTEXTS``.
         env: Complete environment of the kernel; its ``PATH`` is searched for the interpreter.
-        plain: True to omit optional parts that may prevent the start: IPython for Python, the instruction RDRAND for JavaScript.
+        plain: True to omit optional parts that may prevent the start: IPython for Python, the instruction RDRAND for JavaScript and TypeScript,
+            the user's profile for R.
 
     Raises:
         RpcError: The image has no interpreter for the language, or the language is unknown.
@@ -67,16 +63,23 @@ def argv(language: str, env: dict[str, str], *, plain: bool = False) -> list[str
         if not os.path.exists(BASH):
             raise RpcError("unsupported", "The image has no bash, so it cannot run bash code.", "Use a template with bash, or run commands.")
         return [*OWN_PYTHON, f"{PROGRAMS}/bash/kernel.py"]
-    if language == "javascript":
-        node = find(("node", "nodejs"), env)
+    if language in NODE_LANGUAGES:
+        node = find_program(("node", "nodejs"), env)
         if node is None:
             hint = "Use a template with Node.js, or install Node.js."
-            raise RpcError("unsupported", "The image has no Node.js, so it cannot run JavaScript code.", hint)
+            raise RpcError("unsupported", f"The image has no Node.js, so it cannot run {NODE_LANGUAGES[language]} code.", hint)
         # Pass --openssl-config only if the option has an effect, because a Node.js that was built without this option would not start.
         random = [] if plain or "OPENSSL_CONF" in env or not _has_randomness() else [f"--openssl-config={PROGRAMS}/javascript/openssl.cnf"]
         # Terminating a cell leaves node's stack of asynchronous calls unbalanced. Without --no-force-async-hooks-checks, node would then abort.
-        return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs"]
-    raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", f"Use one of: {', '.join(sorted(DEFAULTS.values()))}.")
+        mode = ["typescript"] if language == "typescript" else []
+        return [node, "--no-force-async-hooks-checks", *random, f"{PROGRAMS}/javascript/kernel.mjs", *mode]
+    if language == "r":
+        interpreter = find_program(("R",), env)
+        if interpreter is None:
+            hint = "Use the template `languages`, another template with R, or install R (`apt-get install r-base-core`)."
+            raise RpcError("unsupported", "The image has no R, so it cannot run R code.", hint)
+        return [*OWN_PYTHON, f"{PROGRAMS}/r/kernel.py", interpreter, *(["--no-init-file"] if plain else [])]
+    raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", f"Use one of: {', '.join(sorted(DEFAULT_CONTEXTS.values()))}.")
 
 
 def _has_randomness() -> bool:
@@ -91,43 +94,3 @@ def _has_randomness() -> bool:
         return False
     finally:
         os.close(fd)
-
-
-def startup_variables(env: dict[str, str]) -> dict[str, str]:
-    """Return the variables of ``env`` whose names begin with a prefix of ``STARTUP_VARIABLES``."""
-    return {name: value for name, value in env.items() if name.startswith(STARTUP_VARIABLES)}
-
-
-def package_folders(python: str, home: str) -> dict[str, int]:
-    """Return the modification times of the folders into which Python packages are installed, and of the ``lib`` folders above them.
-
-    The folders are found without starting Python.
-
-    Args:
-        python: Path of the Python interpreter.
-        home: Home directory of the user; ``.local/lib`` in this directory is included.
-
-    Returns:
-        Path of a folder -> modification time in nanoseconds; 0 if the folder does not exist.
-    """
-    prefix = os.path.dirname(os.path.dirname(os.path.realpath(python)))
-    folders = []
-    for root in {prefix, "/usr/local", f"{prefix}/local", f"{home}/.local"}:
-        folders.append(f"{root}/lib")
-        try:
-            versions = [name for name in os.listdir(f"{root}/lib") if name.startswith("python3")]
-        except OSError:
-            continue
-        folders += [f"{root}/lib/{version}/{leaf}" for version in versions for leaf in ("site-packages", "dist-packages")]
-    return modified_times(folders)
-
-
-def modified_times(folders: Iterable[str]) -> dict[str, int]:
-    """Return path -> modification time in nanoseconds for each of ``folders``; 0 for a folder that does not exist."""
-    times = {}
-    for folder in folders:
-        try:
-            times[folder] = os.stat(folder).st_mtime_ns
-        except OSError:
-            times[folder] = 0
-    return times

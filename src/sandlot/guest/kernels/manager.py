@@ -1,9 +1,9 @@
 """The code contexts of the sandbox, and the handlers of the ``kernel.*`` calls and of ``guest.warm``.
 
 Invariants:
-- A context has one language and at most one kernel process, which runs as ``user`` on an interpreter of the image. The exception is the bash
-  kernel: its program runs on the guest's interpreter and controls the bash of the image.
-- A default context (``languages.DEFAULTS``) that does not exist is created when a cell needs the context, even if a client has removed
+- A context has one language and at most one kernel process, which runs as the user of the sandbox on an interpreter of the image. The
+  exception is the bash kernel: its program runs on the guest's interpreter and controls the bash of the image.
+- A default context (``languages.DEFAULT_CONTEXTS``) that does not exist is created when a cell needs the context, even if a client has removed
   the context before. At most ``MAX_CONTEXTS`` contexts exist in addition to the default contexts.
 - Waiting cells are limited in number for each context, and in total size for all contexts.
 - The id of a cell is the id of the ``kernel.execute`` call that submitted it. A repeated call with this id gets the output of the existing cell.
@@ -89,7 +89,7 @@ class KernelManager:
         context = self._contexts.pop(name, None)
         if context is not None:
             context.remove()
-        elif name not in languages.DEFAULTS:
+        elif name not in languages.DEFAULT_CONTEXTS:
             raise _unknown_context(name)
         call.result()
 
@@ -123,7 +123,7 @@ class KernelManager:
         if execution is None:
             name = call.args["kernel"]
             context = self._contexts.get(name)
-            if context is None and name not in languages.DEFAULTS:
+            if context is None and name not in languages.DEFAULT_CONTEXTS:
                 raise _unknown_context(name)
             call.result(running=context is not None and context.interrupt())
             return
@@ -143,7 +143,7 @@ class KernelManager:
         context = self._contexts.get(name)
         if context is not None:
             context.restart()
-        elif name not in languages.DEFAULTS:
+        elif name not in languages.DEFAULT_CONTEXTS:
             raise _unknown_context(name)
         call.result()
 
@@ -186,7 +186,7 @@ class KernelManager:
 
         Args:
             memory_bytes: Memory limit of the sandbox in bytes; None if unknown.
-            env: Complete environment of ``user`` after the wake.
+            env: Complete environment of the user of code after the wake.
             python: Path of the image's Python interpreter; None if the image has no Python.
         """
         self._oom.set_limit(memory_bytes)
@@ -232,9 +232,9 @@ class KernelManager:
         """
         context = self._contexts.get(name)
         if context is None:
-            if name not in languages.DEFAULTS:
+            if name not in languages.DEFAULT_CONTEXTS:
                 raise _unknown_context(name)
-            context = self._contexts[name] = self._new_context(name, language or languages.DEFAULTS[name], None, {})
+            context = self._contexts[name] = self._new_context(name, language or languages.DEFAULT_CONTEXTS[name], None, {})
         elif language is not None and context.language != language:
             raise _wrong_language(context)
         return context
@@ -243,10 +243,10 @@ class KernelManager:
         if not 0 < len(name) <= MAX_NAME_CHARS:
             message = f"The context id {name[:64]!r} has {len(name)} characters."
             raise RpcError("invalid_request", message, f"Use an id of 1 to {MAX_NAME_CHARS} characters.")
-        if name in languages.DEFAULTS and language != languages.DEFAULTS[name]:
-            message = f"The language of the default context {name!r} is {languages.DEFAULTS[name]}, not {language[:50]}."
+        if name in languages.DEFAULT_CONTEXTS and language != languages.DEFAULT_CONTEXTS[name]:
+            message = f"The language of the default context {name!r} is {languages.DEFAULT_CONTEXTS[name]}, not {language[:50]}."
             raise RpcError("conflict", message, "Use another id for the context.")
-        if sum(known not in languages.DEFAULTS for known in self._contexts) >= MAX_CONTEXTS and name not in languages.DEFAULTS:
+        if sum(known not in languages.DEFAULT_CONTEXTS for known in self._contexts) >= MAX_CONTEXTS and name not in languages.DEFAULT_CONTEXTS:
             message = f"The sandbox has {MAX_CONTEXTS} contexts besides the default contexts, the maximum."
             raise RpcError("limit_exceeded", message, "Delete a context that is no longer needed.")
         self._check_language(language, {**self._identity.env, **env})
@@ -275,7 +275,7 @@ class KernelManager:
             RpcError: The image has no interpreter for the language, or the language is unknown.
         """
         if language != "python" or not self._prefork.is_up:
-            languages.argv(language, self._identity.environment(lookup_account("user"), env))
+            languages.kernel_argv(language, self._identity.environment(lookup_account(self._identity.user), env))
 
     def _check_queue(self, context: CodeContext, cell: Cell) -> None:
         """Refuse a cell if ``context`` has ``MAX_QUEUED_CELLS`` waiting cells, or if all waiting cells would exceed ``MAX_QUEUED_BYTES``.

@@ -13,15 +13,16 @@ Invariants:
 - While a command runs, a fork server is started only if a context needs a kernel or ``guest.warm`` is called. A fork server that is still
   importing packages when a command starts is suspended (SIGSTOP), unless a context waits for a kernel.
 - A context gets a forked kernel only if the imported packages have not changed on the disk and the start-up variables of the context
-  (``languages.STARTUP_VARIABLES``) are the same as those of the fork server. For any other context, the program of the kernel is started directly.
-- The fork server runs as ``user`` and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
-  belongs to ``user``, is alive, and is not known yet. A fork server that sends an invalid message is ended.
+  (``python_environment.STARTUP_VARIABLES``) are the same as those of the fork server. For any other context, the program of the kernel is started
+  directly.
+- The fork server runs as the user of code and is not trusted. A pid that it reports is accepted as a kernel only if the process is a child of PID 1,
+  belongs to this user, is alive, and is not known yet. A fork server that sends an invalid message is ended.
 - A context that requests a kernel waits at most ``START_TIMEOUT_S``, or at most ``FORK_TIMEOUT_S`` if all packages are imported already. If no
   kernel is ready by then, the context gets None instead of a kernel, and the fork server is ended.
 - In lean mode (argument ``lean`` of ``guest.warm``), the fork server is ended as soon as the spare is ready, to save memory. A new fork server
   is started when a context needs a kernel and there is no spare.
-- When the sandbox is woken, the spare is ended only if the interpreter or the start-up variables have changed. Otherwise the spare gets fresh
-  entropy.
+- When the sandbox is woken, the spare is ended only if the user, the interpreter or the start-up variables have changed. Otherwise the
+  spare gets fresh entropy.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from __future__ import annotations
 import os
 import struct
 
-from sandlot.guest.kernels import languages
+from sandlot.guest.kernels import languages, python_environment
 from sandlot.guest.kernels.kernel import KernelPipes, KernelProcess
 from sandlot.guest.loop import READ, log
-from sandlot.guest.process.accounts import USER_UID, lookup_account
+from sandlot.guest.process.accounts import lookup_account
 from sandlot.guest.process.procfs import ProcStat, kill_tree, send_signal
 from sandlot.protocol import values
 from sandlot.protocol.fast_imports import deque, signal, socket
@@ -86,7 +87,9 @@ class KernelForkServer:
         on_end: Called when the fork server has ended or has sent an invalid message.
 
     Attributes:
-        startup_variables: Variables in the fork server's environment that match ``languages.STARTUP_VARIABLES``.
+        account: Account that the fork server runs as.
+        startup_variables: Variables in the fork server's environment that match ``python_environment.STARTUP_VARIABLES``.
+        user: User that the fork server runs as, as in the wake.
         python: Path of the interpreter that runs the fork server.
         env: Environment variables of the sandbox when the fork server was started.
         package_times: Folder of installed packages -> modification time in nanoseconds. As long as the folders have these times,
@@ -103,6 +106,7 @@ class KernelForkServer:
         "_on_message",
         "_reader",
         "_socket",
+        "account",
         "env",
         "is_ready",
         "is_warm",
@@ -110,6 +114,7 @@ class KernelForkServer:
         "pid",
         "python",
         "startup_variables",
+        "user",
     )
 
     def __init__(
@@ -125,9 +130,10 @@ class KernelForkServer:
         self._on_message = on_message
         self._on_end = on_end
         self._reader = values.MessageReader(MAX_MESSAGE_BYTES)
-        user = lookup_account("user")
-        env = identity.environment(user)
-        self.startup_variables = languages.startup_variables(env)
+        self.account = lookup_account(identity.user)
+        self.user = identity.user
+        env = identity.environment(self.account)
+        self.startup_variables = python_environment.startup_variables(env)
         self.python = languages.find_python(env)
         self.env = identity.env
         self.package_times = package_times
@@ -137,9 +143,9 @@ class KernelForkServer:
         self._socket, server_socket = socket.socketpair()
         try:
             fd = server_socket.fileno()
-            argv = [*languages.argv("python", env), "--fork-server", str(fd), "--warm", WARM_MODULES]
+            argv = [*languages.kernel_argv("python", env), "--fork-server", str(fd), "--warm", WARM_MODULES]
             null = spawner.dev_null
-            self.pid = spawner.spawn(argv, user, (null, null, null), self, keep=[fd])
+            self.pid = spawner.spawn(argv, self.account, (null, null, null), self, keep=[fd])
         except BaseException:
             self._socket.close()
             raise
@@ -289,10 +295,10 @@ class Prefork:
             True if ``on_kernel`` was or will be called. False if ``on_kernel`` is never called, and the caller must start a kernel directly.
         """
         # Both environments lack the variables of the user account, such as HOME.
-        if languages.startup_variables(env) != languages.startup_variables(self._identity.env):
+        if python_environment.startup_variables(env) != python_environment.startup_variables(self._identity.env):
             return False
         if self._server is None and self._spare is not None and self._spare_origin is not None and self._is_affordable:
-            if languages.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
+            if python_environment.modified_times(self._spare_origin.package_times) == self._spare_origin.package_times:
                 spare, self._spare = self._spare, None
                 on_kernel(spare)
                 return True
@@ -351,7 +357,7 @@ class Prefork:
             self._schedule(AHEAD_S)
         elif self._spare is not None and self._spare_origin is not None:
             origin = self._spare_origin
-            if languages.modified_times(origin.package_times) != origin.package_times:
+            if python_environment.modified_times(origin.package_times) != origin.package_times:
                 self.drop()  # a command has installed or removed packages since the spare was prepared
                 self._schedule(AHEAD_S)
 
@@ -366,18 +372,19 @@ class Prefork:
             self._schedule(REFILL_S)
 
     def on_wake(self, env: dict[str, str], python: str | None) -> None:
-        """End the fork server and the spare kernel if a wake has changed the interpreter or the start-up variables.
+        """End the fork server and the spare kernel if a wake has changed the user, the interpreter or the start-up variables.
 
         Otherwise send a ``wake`` message to the spare kernel. Then schedule the preparation of a spare kernel. Nothing is scheduled in lean mode,
         if the memory limit is too small for a spare kernel, or if there is neither a fork server nor a spare kernel and the image has no IPython.
 
         Args:
-            env: Complete environment of ``user`` after the wake.
+            env: Complete environment of the user of code after the wake.
             python: Path of the image's Python interpreter; None if the image has no Python.
         """
         self._failures = self._postponements = 0
         origin = self._server or self._spare_origin
-        if origin is not None and (origin.startup_variables, origin.python) != (languages.startup_variables(env), python):
+        now = (self._identity.user, python_environment.startup_variables(env), python)
+        if origin is not None and (origin.user, origin.startup_variables, origin.python) != now:
             self.drop()
         if self._spare is not None:
             # After a restore, a process needs some time until it runs again. This message makes the spare kernel run before it is needed.
@@ -415,18 +422,18 @@ class Prefork:
         """Return True if a fork server saves time, because the image has IPython, whose import takes long.
 
         Args:
-            env: Complete environment of ``user``.
+            env: Complete environment of the user of code.
         """
         python = self._find_python(env)
-        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in languages.package_folders(python, env["HOME"]))
+        return python is not None and any(os.path.isdir(f"{folder}/IPython") for folder in python_environment.package_folders(python, env["HOME"]))
 
     def _environment(self) -> dict[str, str]:
-        return self._identity.environment(lookup_account("user"))
+        return self._identity.environment(self._identity.account())
 
     def _look_at_packages(self) -> dict[str, int]:
         """Return folder -> modification time in nanoseconds, for the folders of installed Python packages."""
         env = self._environment()
-        return languages.package_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
+        return python_environment.package_folders(languages.find_python(env) or "/usr/bin/python3", env["HOME"])
 
     def _schedule(self, delay_s: float) -> None:
         if self._timer is None:
@@ -469,7 +476,7 @@ class Prefork:
         server = self._server
         if server is None or not server.is_ready or self._forking is not None or self._check is not None:
             return
-        if languages.modified_times(server.package_times) != server.package_times:
+        if python_environment.modified_times(server.package_times) != server.package_times:
             now = self._look_at_packages()  # the list of folders may have changed too
             if server.send({"op": "check"}):
                 self._check = now
@@ -526,11 +533,11 @@ class Prefork:
         Raises:
             ValueError: ``pid`` is not the pid of a new kernel; see :func:`may_be_forked`.
         """
-        if not may_be_forked(pid) or pid in self._children:
+        if not may_be_forked(pid, server.account.uid) or pid in self._children:
             pipes.close()
             raise ValueError(pid)
         self._failures = 0
-        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid), server.env)
+        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid, server.account), server.env)
         self._children.add(pid, kernel)
         if self._waiting:
             self._give(kernel)
@@ -612,16 +619,17 @@ class Prefork:
             self._timeout = None
 
 
-def may_be_forked(pid: Any) -> bool:
-    """Return True if a process can be a kernel that the fork server has forked: a living child of PID 1 that belongs to ``user``.
+def may_be_forked(pid: Any, uid: int) -> bool:
+    """Return True if a process can be a kernel that the fork server has forked: a living child of PID 1 that belongs to its user.
 
     Args:
         pid: Pid that the fork server has reported; may be any value.
+        uid: User id of the fork server.
     """
     if type(pid) is not int or pid <= 1:
         return False
     try:
-        if os.stat(f"/proc/{pid}").st_uid != USER_UID:
+        if os.stat(f"/proc/{pid}").st_uid != uid:
             return False
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

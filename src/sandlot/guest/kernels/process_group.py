@@ -14,9 +14,13 @@ from __future__ import annotations
 import os
 import resource
 
-from sandlot.guest.process.accounts import as_process_user, lookup_account
+from sandlot.guest.process.accounts import as_process_user
 from sandlot.guest.process.procfs import PASSES, live_processes, send_signal, tree
 from sandlot.protocol.fast_imports import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandlot.guest.process.accounts import Account
 
 FIRST_MARK = 1 << 61
 """All marks are larger than this number of bytes (2 EiB). RLIMIT_FSIZE and RLIMIT_DATA (getrlimit(2)) have no effect if they are this high."""
@@ -28,15 +32,17 @@ class ProcessGroup:
 
     Args:
         pid: Pid of the kernel, which is the leader of its session and of its process group.
+        account: Account that the kernel runs as.
         mark: Value in bytes that is set as RLIMIT_FSIZE and RLIMIT_DATA of the kernel. All processes that the kernel starts inherit the limits.
     """
 
-    __slots__ = ("_mark", "_pid")
+    __slots__ = ("_mark", "_pid", "account")
 
-    def __init__(self, pid: int, mark: int) -> None:
+    def __init__(self, pid: int, account: Account, mark: int) -> None:
         self._pid = pid
+        self.account = account
         self._mark = mark
-        with as_process_user(lookup_account("user")):  # without CAP_SYS_RESOURCE, prlimit(2) fails for processes of other users
+        with as_process_user(account):  # without CAP_SYS_RESOURCE, prlimit(2) fails for processes of other users
             for kind in _RESOURCES:
                 try:
                     resource.prlimit(pid, kind, (mark, mark))
@@ -69,7 +75,7 @@ class ProcessGroup:
 
     def _marked(self, pids: list[int]) -> set[int]:
         found = set()
-        with as_process_user(lookup_account("user")):
+        with as_process_user(self.account):
             for pid in pids:
                 try:
                     if any(resource.prlimit(pid, kind)[1] == self._mark for kind in _RESOURCES):
@@ -90,11 +96,12 @@ class ProcessGroups:
     def __init__(self) -> None:
         self._created = 0
 
-    def create(self, pid: int) -> ProcessGroup:
+    def create(self, pid: int, account: Account) -> ProcessGroup:
         """Assign the next mark to a kernel that has just been started, and return its process group.
 
         Args:
             pid: Pid of the kernel.
+            account: Account that the kernel runs as.
         """
         self._created += 1
-        return ProcessGroup(pid, FIRST_MARK + self._created)
+        return ProcessGroup(pid, account, FIRST_MARK + self._created)

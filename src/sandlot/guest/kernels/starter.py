@@ -1,7 +1,7 @@
 """The ways to start a kernel, in the order in which a context tries them.
 
-If a kernel ends before its first message, the context tries the next way. For Python and JavaScript, the last way omits
-optional parts that may have prevented the start: IPython and other packages of the image, or options of node.
+If a kernel ends before its first message, the context tries the next way. For all languages but bash, the last way omits
+optional parts that may have prevented the start: IPython and other packages of the image, options of node, or the user's profile of R.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sandlot.guest.process.spawn import Spawner
 
 SPARE, FULL, PLAIN = "spare", "full", "plain"
-START_ORDER = {"python": (SPARE, FULL, PLAIN), "javascript": (FULL, PLAIN), "bash": (FULL,)}
+START_ORDER = {"python": (SPARE, FULL, PLAIN), "bash": (FULL,), "javascript": (FULL, PLAIN), "typescript": (FULL, PLAIN), "r": (FULL, PLAIN)}
 """Language -> ways to start its kernel, in the order in which a context tries them.
 
 ``spare`` uses a kernel that is forked from the fork server, ``full`` starts the program, and ``plain`` starts the program without its optional parts.
@@ -109,8 +109,8 @@ class KernelStarter:
         on_created(self._spawn(language, env, cwd, plain=order[number] == PLAIN), number)
 
     def _spawn(self, language: str, env: dict[str, str], cwd: str, *, plain: bool) -> KernelProcess:
-        user = lookup_account("user")
-        argv = languages.argv(language, self._identity.environment(user, env), plain=plain)
+        user = lookup_account(self._identity.user)
+        argv = languages.kernel_argv(language, self._identity.environment(user, env), plain=plain)
         pipes = KernelPipes(has_flush_pipe=language == "python")
         kernel_ends = pipes.kernel_channel
         try:
@@ -128,6 +128,6 @@ class KernelStarter:
             raise
         finally:
             pipes.close_kernel_ends()
-        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid), env)
+        kernel = KernelProcess(self._loop, pid, pipes, self._groups.create(pid, user), env)
         self._children.add(pid, kernel)
         return kernel

@@ -12,7 +12,7 @@ import os
 
 from sandlot.guest.errors import RpcError
 from sandlot.guest.pipes import InputPipe, OutputPipe, open_pipe
-from sandlot.guest.process.accounts import lookup_account
+from sandlot.guest.process.accounts import as_file_user, lookup_account
 from sandlot.guest.process.process import ARRIVAL_S, Process
 from sandlot.guest.process.procfs import kill_tree
 from sandlot.guest.process.pty import TerminalInput, TerminalOutput, open_terminal
@@ -185,17 +185,19 @@ class ProcessManager:
     def _spawn_on_pipes(self, process: Process, account: Account, args: dict[str, Any]) -> None:
         opened: list[int] = []
         try:
-            out_read, out_write = open_pipe(roomy=True)
-            opened += [out_read, out_write]
-            err_read, err_write = open_pipe(roomy=True)
-            opened += [err_read, err_write]
-            if args["stdin"]:
-                in_read, in_write = open_pipe(roomy=True)
-                opened += [in_read, in_write]
-            else:
-                in_read, in_write = self._spawner.dev_null, -1
+            with as_file_user(account):  # only the owner of a pipe can open /dev/stdin, /dev/stdout and /dev/stderr
+                out_read, out_write = open_pipe(roomy=True)
+                opened += [out_read, out_write]
+                err_read, err_write = open_pipe(roomy=True)
+                opened += [err_read, err_write]
+                if args["stdin"]:
+                    in_read, in_write = open_pipe(roomy=True)
+                    opened += [in_read, in_write]
+                else:
+                    in_read, in_write = self._spawner.dev_null, -1
             fds = (in_read, out_write, err_write)
-            process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"])
+            measured = bool(args["measured"])
+            process.pid = self._spawner.spawn(args["argv"], account, fds, process, env=args["env"], cwd=args["cwd"], measured=measured)
         except (OSError, RpcError) as error:
             _close_all(opened)
             raise _spawn_error(error) from None

@@ -11,6 +11,8 @@ import _posixsubprocess
 import errno
 import fcntl
 import os
+import select
+import signal
 
 from sandlot.guest.errors import RpcError
 from sandlot.guest.process import plain_commands
@@ -38,6 +40,11 @@ _DIRECTORY_CODES = {
 TERM = "xterm-256color"
 """Default value of the variable ``TERM`` for a process on a terminal."""
 
+MEASURING_LAUNCHER = "/.sandlot/bin/measured"
+"""Launcher of programs whose memory is measured (``link/measuring_launcher.py``)."""
+_MAX_BYTE, _PID_BYTES, _ERROR_BYTES = 255, 4, 4
+_STOPPED_MS = 10_000
+"""Milliseconds without a message after which the launcher of a measured program is taken as stopped by another process. exec(2) takes less."""
 _MAX_STANDARD_FD = 2
 _SHELL_WORDS = 3
 """Number of arguments of ``bash -c COMMAND``."""
@@ -77,6 +84,7 @@ class Spawner:
         cwd: str | None = None,
         keep: Sequence[int] = (),
         terminal: bool = False,
+        measured: bool = False,
     ) -> int:
         """Start a program and return its pid once exec(2) has succeeded.
 
@@ -89,13 +97,14 @@ class Spawner:
             cwd: Working directory. None uses the workspace of the sandbox.
             keep: Further descriptors that the program inherits under the same numbers.
             terminal: True to make the first of ``fds`` the controlling terminal of the program's session.
+            measured: True to start the program from a small process, as for :func:`spawn`.
 
         Raises:
             RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
         """
         defaults = {"TERM": TERM} if terminal else {}
         variables = build_environment(account, defaults, self._identity.env, env or {})
-        pid = spawn(argv, variables, cwd or self._identity.workspace, account, fds, keep, terminal=terminal)
+        pid = spawn(argv, variables, cwd or self._identity.workspace, account, fds, keep, terminal=terminal, measured=measured)
         if child is not None:
             self._children.add(pid, child)
         self._pid_limit.watch()
@@ -111,6 +120,7 @@ def spawn(
     keep: Sequence[int] = (),
     *,
     terminal: bool = False,
+    measured: bool = False,
 ) -> int:
     """Start a program and return its pid once exec(2) has succeeded.
 
@@ -126,10 +136,13 @@ def spawn(
         fds: Descriptors that become standard input, standard output and standard error of the program.
         keep: Further descriptors that the program inherits under the same numbers.
         terminal: True to make the first of ``fds`` the controlling terminal of the program's session.
+        measured: True to start the program with a small launcher, so that its peak memory is its own (``link/measuring_launcher.py``).
 
     Raises:
         RpcError: The working directory or the program does not exist or cannot be used, or no further process can be started.
     """
+    if measured and (pid := _start_measured(argv, env, cwd, account, fds)):
+        return pid
     if len(argv) == _SHELL_WORDS and argv[0] == BASH and argv[1] == "-c" and (plain := plain_commands.parse(argv[2], env, cwd)) is not None:
         pid, failure = _start(plain.argv, plain.env, cwd, account, fds, keep, terminal=terminal, path=plain.path)
         if not failure:
@@ -199,9 +212,7 @@ def _start(
             for fd in low_fds:
                 os.close(fd)
         # A successful exec closes the status pipe. A failed exec writes "OSError:<errno in hex>:<step>" to it, in several pieces.
-        report = b""
-        while piece := os.read(status_read, 4096):
-            report += piece
+        report = _read_to_end(status_read)
     finally:
         os.close(status_read)
     if report:
@@ -209,6 +220,73 @@ def _start(
     else:
         _prefer_for_oom_kill(pid)
     return pid, report
+
+
+def _start_measured(argv: Sequence[str], env: dict[str, str], cwd: str, account: Account, fds: tuple[int, int, int]) -> int:
+    """Start a program with a small launcher, and wait until its exec(2) has succeeded. Return its pid, or 0 if it could not be started.
+
+    Other processes of the account can write to the pipe as well. So the pid must be that of a child, and nothing is waited for that may never end.
+    """
+    path = next((path for path in search_path(argv[0], env) if os.path.exists(path)), None)
+    if path is None:
+        return 0
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        try:
+            if write > _MAX_BYTE:
+                return 0
+            launcher_argv = ("measured", os.fsdecode(bytes((write,))), os.fsdecode(path), *argv)
+            launcher, failure = _start(launcher_argv, env, cwd, account, fds, (write,), terminal=False, path=MEASURING_LAUNCHER)
+        finally:
+            os.close(write)
+        if failure:
+            return 0
+        report = _read_report(read, _PID_BYTES)
+        _end(launcher)  # its work is done, and the program could stop it: the pipe would then stay open
+        report += _read_report(read, _ERROR_BYTES)
+    finally:
+        os.close(read)
+    pid = int.from_bytes(report[:_PID_BYTES], "little", signed=True)
+    if not _is_child(pid):
+        return 0
+    if len(report) == _PID_BYTES:
+        _prefer_for_oom_kill(pid)
+        return pid
+    _end(pid)  # the error of exec(2) followed
+    return 0
+
+
+def _read_report(fd: int, size: int) -> bytes:
+    """Read ``size`` bytes of what the launcher of a measured program writes; fewer if the pipe is closed or ``_STOPPED_MS`` have passed."""
+    content, poller = b"", select.poll()
+    poller.register(fd, select.POLLIN)
+    while len(content) < size and poller.poll(_STOPPED_MS) and (piece := os.read(fd, size - len(content))):
+        content += piece
+    return content
+
+
+def _is_child(pid: int) -> bool:
+    """Return True if a process is a child of the guest that was not reaped yet."""
+    if pid <= 0:
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:
+        return False
+    return True
+
+
+def _end(pid: int) -> None:
+    """Kill and reap a child."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _read_to_end(fd: int) -> bytes:
+    content = b""
+    while piece := os.read(fd, 4096):
+        content += piece
+    return content
 
 
 def _fork_exec(

@@ -24,6 +24,7 @@ SECBIT_NO_SETUID_FIXUP = 4
 
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture
 _AT_FDCWD, _AT_EMPTY_PATH, _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 1, 4
+_RENAME_EXCHANGE = 2
 _SECCOMP_MODE_FILTER = 2
 _IPPROTO_IP, _IPT_SO_SET_REPLACE, _COUNTERS_AT, _COUNTER_BYTES = 0, 64, 88, 16
 
@@ -115,6 +116,12 @@ def set_mount_attributes(tree: int, source: str, enable: int, disable: int = 0, 
 def move_mount(tree: int, target: str) -> None:
     """Attach a mount that :func:`clone_mount` returned to the path ``target`` (move_mount(2)). ``tree`` is the descriptor of the mount."""
     _check(_libc.syscall(_SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH), f"move_mount {target}")
+
+
+def exchange(one: str, other: str) -> None:
+    """Exchange two files or folders in one step: each gets the name of the other (renameat2(2)). Both must exist, on one file system."""
+    names = os.fsencode(one), os.fsencode(other)
+    _check(_libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE), f"exchange {one} and {other}")
 
 
 def sync_file_system(descriptor: int) -> None:

@@ -67,7 +67,7 @@ class AsyncClient:
         self.service = AsyncService(transport)
         """The service itself."""
         self.programs = AsyncPrograms(transport)
-        """One-shot programs with output comparison."""
+        """Programs that run once, with output comparison."""
 
     @property
     def target(self) -> Target:

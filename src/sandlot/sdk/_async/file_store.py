@@ -157,7 +157,7 @@ class AsyncFileStore:
             sandbox: Id or name of the sandbox.
             ids: Ids of the stored files.
             path: Directory of the copies; it is created if it does not exist.
-            user: Owner of the copies, by name or uid; default: ``user``.
+            user: Owner of the copies, by name or uid; default: that of the sandbox.
 
         Returns:
             The copies, in the order of ``ids``.
@@ -176,7 +176,7 @@ class AsyncFileStore:
             sandbox: Id or name of the sandbox.
             path: Path of the file in the sandbox.
             filename: Name of the stored file. Default: the last part of the path.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
 
         Raises:
             NotFoundError: ``sandbox_not_found`` or ``path_not_found``.

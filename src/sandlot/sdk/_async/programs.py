@@ -1,4 +1,4 @@
-"""One-shot programs with output comparison, as ``client.programs``."""
+"""Programs that run once, with output comparison, as ``client.programs``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import httpx
 from sandlot.model.errors import ErrorCode
 from sandlot.sdk import responses
 from sandlot.sdk._async.transport import AsyncTransport
-from sandlot.sdk.converter import structure
+from sandlot.sdk.converter import structure, structure_list
 from sandlot.sdk.http import ConnectionLostError, translated
-from sandlot.sdk.models.programs import BatchItem, Program, ProgramOptions, ProgramResult
+from sandlot.sdk.models.programs import BatchItem, LanguageInfo, Program, ProgramOptions, ProgramResult
 from sandlot.sdk.requests import batch_body
 from sandlot.sdk.responses import JsonLines
 
@@ -43,12 +43,20 @@ class AsyncPrograms:
         items = await self.run_batch([{**options, "language": language, "code": code}])
         return items[0].unwrap()
 
+    async def languages(self) -> list[LanguageInfo]:
+        """List the languages of programs, with the versions in the images of templates."""
+        return structure_list(LanguageInfo, await self._transport.request("GET", "/v1/programs/languages"), "languages")
+
     async def run_batch(self, programs: Iterable[Program], *, concurrency: int | None = None) -> list[BatchItem]:
         """Run programs side by side and return one item for each, in their order.
 
         Args:
-            programs: At most 1,000 programs. The failure of one does not affect the others.
+            programs: At most 1,000 programs. The failure of one does not affect the others. Without programs, nothing is sent to the service.
             concurrency: Programs that run at the same time, at most 32. Default: 4.
+
+        Raises:
+            InvalidRequestError: There are more than 1,000 programs, ``concurrency`` is out of range, or an option does not exist.
+            ConnectionLostError: The connection broke. All results are lost; :meth:`iter_batch` keeps those of the programs that had ended.
         """
         items = {}
         async with aclosing(self.iter_batch(programs, concurrency=concurrency)) as done:
@@ -60,8 +68,12 @@ class AsyncPrograms:
         """Run programs side by side and yield an item as soon as its program ends. Closing the iterator ends the programs that run.
 
         Args:
-            programs: At most 1,000 programs. The failure of one does not affect the others.
+            programs: At most 1,000 programs. The failure of one does not affect the others. Without programs, nothing is sent to the service.
             concurrency: Programs that run at the same time, at most 32. Default: 4.
+
+        Raises:
+            InvalidRequestError: There are more than 1,000 programs, ``concurrency`` is out of range, or an option does not exist.
+            ConnectionLostError: The connection broke. Whether the programs without an item were run is not known.
         """
         body = batch_body(programs, concurrency)
         left = len(body["items"])

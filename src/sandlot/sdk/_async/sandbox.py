@@ -23,6 +23,7 @@ from sandlot.sdk._async.client import AsyncClient
 from sandlot.sdk._async.code import AsyncCodeHandle, Callbacks, finished_execution, run_streamed, run_to_response, stopping
 from sandlot.sdk._async.commands import AsyncCommands, deliver_output, deliver_remainders, finished_command, stream_cut_error
 from sandlot.sdk._async.contexts import AsyncContexts
+from sandlot.sdk._async.desktop import AsyncDesktop
 from sandlot.sdk._async.files import AsyncFiles
 from sandlot.sdk._async.network import AsyncSandboxNetwork
 from sandlot.sdk._async.pty import AsyncPty
@@ -77,6 +78,8 @@ class AsyncSandbox:
         """Interactive terminals: :class:`AsyncPty`."""
         self.contexts = AsyncContexts(self._transport, info.id)
         """Code contexts, each with its own variables: :class:`AsyncContexts`."""
+        self.desktop = AsyncDesktop(self._transport, info.id, self.commands, self.files)
+        """Screen, pointer and keys of a desktop: :class:`AsyncDesktop`."""
         self.network = AsyncSandboxNetwork(self._transport, info.id)
         """Network activity: :class:`AsyncSandboxNetwork`."""
 
@@ -659,7 +662,7 @@ class AsyncSandbox:
 
         Args:
             code: Code to run, at most 4 MiB.
-            language: ``python``, ``bash`` or ``javascript``. Default: the context's, or ``python``.
+            language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``. Default: the context's, or ``python``.
             context: Context to run in. Default: the language's default context.
             envs: Environment variables for this run.
             timeout: Seconds until the code is interrupted, counted from its start. None: no limit. Default: 60.
@@ -772,7 +775,7 @@ class AsyncSandbox:
             packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``). For pip also
                 ``-r FILE``: a requirements file in the sandbox, relative to the working directory.
             manager: ``pip`` (default), ``npm`` or ``apt``.
-            user: User who installs, by name or uid; default: ``user``; apt always runs as root.
+            user: User who installs, by name or uid; default: that of the sandbox; apt always runs as root.
             timeout: Seconds until the installation is killed. None: no limit. Default: 300.
             check: Raise ``ExecutionFailedError`` if the installation fails.
             on_stdout: Called with each piece of standard output as it arrives.

@@ -68,7 +68,7 @@ class Client:
         self.service = Service(transport)
         """The service itself."""
         self.programs = Programs(transport)
-        """One-shot programs with output comparison."""
+        """Programs that run once, with output comparison."""
 
     @property
     def target(self) -> Target:

@@ -24,7 +24,7 @@ class Contexts:
         """Create a context.
 
         Args:
-            language: ``python``, ``bash`` or ``javascript``.
+            language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``.
             cwd: Working directory, relative to that of the sandbox. Default: that of the sandbox.
             envs: Environment variables of everything that runs in the context.
 

@@ -240,7 +240,7 @@ class Files:
             path: Path of the file.
             method: ``GET`` to read or ``PUT`` to write.
             expires_in: Seconds until the URL expires, at most 604,800.
-            user: User whose permissions apply, by name or uid; default: ``user``.
+            user: User whose permissions apply, by name or uid; default: that of the sandbox.
         """
         body: dict[str, Any] = {"path": path, "method": method, "expires_in": expires_in, **requests.omit_none(user=user)}
         response = self._transport.request("POST", f"{self._path}/signed-urls", body=body)

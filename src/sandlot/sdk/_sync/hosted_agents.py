@@ -111,7 +111,7 @@ class Agents:
         return structure(AgentInfo, self._transport.request("PATCH", f"/v1/agents/{requests.path_segment(agent)}", body=body))
 
     def archive(self, agent: str) -> AgentInfo:
-        """Archive an agent: it gets no new sessions, and its sessions take no new messages.
+        """Archive an agent: it gets no new sessions and cannot be changed. Its sessions continue.
 
         Raises:
             NotFoundError: ``agent_not_found``.
@@ -119,7 +119,7 @@ class Agents:
         return structure(AgentInfo, self._transport.request("POST", f"/v1/agents/{requests.path_segment(agent)}/archive"))
 
     def delete(self, agent: str) -> None:
-        """Delete an agent. Its sessions stay readable and take no new messages.
+        """Delete an agent. Its sessions are archived, which ends their runs and sandboxes; they stay readable.
 
         Raises:
             NotFoundError: ``agent_not_found``.

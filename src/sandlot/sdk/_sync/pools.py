@@ -40,12 +40,12 @@ class Pools:
         Warm sandboxes of a private pool use what live sandboxes leave of the quota.
 
         Args:
-            template: Template of the sandboxes. Default: ``code-interpreter``.
+            template: Template of the sandboxes, ``NAME`` or ``NAME:TAG``. They start from its current build. Default: ``code-interpreter``.
             warm: Number of warm sandboxes that are kept ready.
             max: Largest number of warm sandboxes; the pool grows up to it while requests find it empty. Default: 4, or ``warm`` if that is larger.
             prepared: Number of prepared sandboxes that are kept besides; for operators. Default: 0.
             isolation: Driver of the sandboxes. Default: the service's.
-            cpus: CPU cores of each sandbox. A create request is served from a pool whose limits it asks for.
+            cpus: CPU cores of each sandbox. Default: as the template, also below. A create request is served from a pool of its limits.
             memory: Memory limit of each sandbox in bytes, or as text such as ``"2G"``.
             disk: Disk limit of each sandbox, in the same forms.
             pids: Maximum number of processes and threads of each sandbox; a create request may ask for fewer.

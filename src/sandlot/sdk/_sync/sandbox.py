@@ -24,6 +24,7 @@ from sandlot.sdk._sync.client import Client
 from sandlot.sdk._sync.code import Callbacks, CodeHandle, finished_execution, run_streamed, run_to_response, stopping
 from sandlot.sdk._sync.commands import Commands, deliver_output, deliver_remainders, finished_command, stream_cut_error
 from sandlot.sdk._sync.contexts import Contexts
+from sandlot.sdk._sync.desktop import Desktop
 from sandlot.sdk._sync.files import Files
 from sandlot.sdk._sync.network import SandboxNetwork
 from sandlot.sdk._sync.pty import Pty
@@ -78,6 +79,8 @@ class Sandbox:
         """Interactive terminals: :class:`Pty`."""
         self.contexts = Contexts(self._transport, info.id)
         """Code contexts, each with its own variables: :class:`Contexts`."""
+        self.desktop = Desktop(self._transport, info.id, self.commands, self.files)
+        """Screen, pointer and keys of a desktop: :class:`Desktop`."""
         self.network = SandboxNetwork(self._transport, info.id)
         """Network activity: :class:`SandboxNetwork`."""
 
@@ -660,7 +663,7 @@ class Sandbox:
 
         Args:
             code: Code to run, at most 4 MiB.
-            language: ``python``, ``bash`` or ``javascript``. Default: the context's, or ``python``.
+            language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``. Default: the context's, or ``python``.
             context: Context to run in. Default: the language's default context.
             envs: Environment variables for this run.
             timeout: Seconds until the code is interrupted, counted from its start. None: no limit. Default: 60.
@@ -773,7 +776,7 @@ class Sandbox:
             packages: One or several names, with versions in the form of the package manager (``requests>=2``, ``lodash@^4``). For pip also
                 ``-r FILE``: a requirements file in the sandbox, relative to the working directory.
             manager: ``pip`` (default), ``npm`` or ``apt``.
-            user: User who installs, by name or uid; default: ``user``; apt always runs as root.
+            user: User who installs, by name or uid; default: that of the sandbox; apt always runs as root.
             timeout: Seconds until the installation is killed. None: no limit. Default: 300.
             check: Raise ``ExecutionFailedError`` if the installation fails.
             on_stdout: Called with each piece of standard output as it arrives.

@@ -184,7 +184,7 @@ class Templates:
             NotFoundError: ``build_not_found``.
             UnavailableError: The service cannot be reached, also after several attempts.
         """
-        messages = self._transport.follow(f"{_build_path(build)}/log", after=after, params={}, number="number")
+        messages = self._transport.follow(f"{_build_path(build)}/log", after=after, params={})
         try:
             for message in messages:
                 if message.name == "end":

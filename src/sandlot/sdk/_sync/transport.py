@@ -149,31 +149,28 @@ class Transport:
         with self.stream(method, path, params=params, body=body, headers=headers, accept="text/event-stream") as response:
             yield EventStream(self.target, response)
 
-    def follow(self, path: str, *, after: int | None, params: Mapping[str, Any], number: str = "sequence") -> Generator[Event]:
-        """Iterate over an endless event stream whose events have sequence numbers. A broken stream is continued without a gap.
+    def follow(self, path: str, *, after: int | None, params: Mapping[str, Any]) -> Generator[Event]:
+        """Iterate over an endless event stream. A broken stream is continued without a gap, after the last event with an id.
 
         Args:
             path: Path of the stream.
-            after: Start with the events that have a larger ``sequence``. None: the server chooses the start, and sends it as the event ``position``.
+            after: Start with the events that have a larger number. None: the server chooses the start, and sends it as the event ``position``.
             params: Further parameters of the request.
-            number: Field of an event with its sequence number. Events without the field are yielded as well.
 
         Raises:
             SandlotError: The service refused the request.
             UnavailableError: The service cannot be reached, also after ``FOLLOW_TRIES`` attempts.
         """
-        seen, tries = after, 0
+        params, headers, tries = requests.omit_none(**params, after=after), dict[str, str](), 0
         while True:
             try:
-                with self.event_stream("GET", path, params=requests.omit_none(**params, after=seen)) as stream:
+                with self.event_stream("GET", path, params=params, headers=headers) as stream:
                     for message in stream:
                         tries = 0
-                        if message.name == "position":
-                            seen = int(message.data["after"])
-                            continue
-                        if number in message.data:
-                            seen = int(message.data[number])
-                        yield message
+                        if message.id:
+                            headers = {"Last-Event-ID": message.id}
+                        if message.name != "position":
+                            yield message
             except UnavailableError:
                 tries += 1
                 if tries > FOLLOW_TRIES:

@@ -86,7 +86,8 @@ class ExecuteResult:
     """Result of a run of code.
 
     Args:
-        status: ``completed``, ``wrong_answer``, ``runtime_error``, ``timeout``; in a batch also ``error`` for code that could not be run.
+        status: ``completed``, ``wrong_answer``, ``compile_error``, ``runtime_error``, ``timeout``; in a batch also ``error`` for code that could
+            not be run.
         stdout: Standard output.
         stderr: Standard error, with the traceback of an exception.
         exit_code: Exit code; 0 for success.
@@ -201,7 +202,7 @@ class SandboxAPI:
         """Run a program once in a new sandbox without network. A program that fails is a result.
 
         Args:
-            language: ``python3``, ``javascript`` or ``bash``.
+            language: ``python3``, ``javascript``, ``typescript``, ``bash``, ``java``, ``cpp``, ``c``, ``go``, or another one of :meth:`languages`.
             code: Text of the program.
             stdin: Standard input.
             timeout: Seconds until the program is killed, at most 300. Default: 10.

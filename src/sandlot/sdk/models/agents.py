@@ -28,7 +28,7 @@ class AgentInfo:
         metadata: Metadata of the user.
         created_at: Time of the creation.
         updated_at: Time of the last update.
-        archived_at: Time since which the agent takes no new work; None if it is not archived.
+        archived_at: Time since which the agent gets no new sessions; None if it is not archived.
     """
 
     id: str

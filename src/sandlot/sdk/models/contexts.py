@@ -10,8 +10,8 @@ class Context:
     """A context as it was when the service was asked. ``run_code(..., context=)`` takes it, or its id.
 
     Args:
-        id: Id of the context. The contexts ``default``, ``bash`` and ``javascript`` always exist.
-        language: ``python``, ``bash`` or ``javascript``.
+        id: Id of the context. The contexts ``default``, ``javascript``, ``typescript``, ``bash`` and ``r`` always exist.
+        language: ``python``, ``javascript``, ``typescript``, ``bash`` or ``r``.
         cwd: Directory in which its kernel starts.
         state: ``starting``, ``idle``, ``busy`` or ``stopped``. A stopped kernel starts with the next run.
         execution_count: Number of runs so far.

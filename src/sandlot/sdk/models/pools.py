@@ -29,7 +29,7 @@ class PoolInfo:
 
     Args:
         id: Id of the pool.
-        template: Template of its sandboxes.
+        template: Template of its sandboxes, ``NAME`` or ``NAME:TAG``.
         isolation: Driver of its sandboxes.
         limits: Limits of each sandbox.
         warm: Number of warm sandboxes that the pool keeps ready.

@@ -1,4 +1,4 @@
-"""One-shot programs: options and results."""
+"""Programs: options and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandlot.sdk.models.values import short_repr
 
 
 class Case(TypedDict, total=False):
-    """Input with which a program is run, beside others.
+    """One test case of a program: an input, and optionally the output that the program must write for it.
 
     - ``stdin``: the whole standard input.
     - ``expected_output``: expected standard output.
@@ -34,14 +34,14 @@ class ProgramOptions(TypedDict, total=False):
     - ``envs``: environment variables beside those of the template.
     - ``expected_output``: expected standard output.
     - ``comparison``: ``trimmed`` (default) ignores white space at the end of lines and empty lines at the end; ``exact`` compares all characters;
-      ``numeric`` compares word by word, and two numbers are equal if they differ at most by ``tolerance`` (default 1e-6), absolutely or relative to
-      the expected number.
-    - ``cases``: inputs with which the program is run one after the other, at most 100, instead of ``stdin`` and ``expected_output``. The program is
-      compiled once. Each case has its own working directory; ``timeout`` and ``output_bytes`` apply to each case.
-    - ``check_types``: whether the types of a TypeScript program are checked; a type error is a ``compile_error``.
+      ``numeric`` compares word by word, and two numbers are equal if ``abs(number - expected) <= tolerance * max(1, abs(expected))``;
+      ``tolerance`` is 1e-6 by default.
+    - ``cases``: test cases with which the program is run one after the other, at most 100, instead of ``stdin`` and ``expected_output``. The program
+      is compiled once. Each case has its own working directory; ``timeout`` and ``output_bytes`` apply to each case.
+    - ``check_types``: True to check the types of a TypeScript program; a type error is a ``compile_error``.
     - ``output_bytes``: bytes of each stream after which the program is killed; 1 MiB by default, at most 8 MiB.
-    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: as in ``Sandbox.create``. The default template is one that has the
-      compiler of the language.
+    - ``cpus``, ``memory``, ``disk``, ``pids``, ``template``, ``isolation``: as in ``Sandbox.create``. The default template is that of the
+      language in ``client.programs.languages()``.
     """
 
     stdin: str
@@ -130,13 +130,36 @@ class ProgramResult:
 
 
 @dataclass(frozen=True, slots=True)
+class LanguageInfo:
+    """A language of programs.
+
+    Args:
+        name: Value of ``language``.
+        title: Name to display.
+        aliases: Other values of ``language``.
+        extensions: Extensions of files with programs; the usual one first.
+        template: Template of programs that name none; None if no template has the compiler or interpreter.
+        version: Version of the compiler or interpreter in the template; None until the template is built.
+        has_context: True if contexts run code of the language.
+    """
+
+    name: str
+    title: str = ""
+    aliases: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+    template: str | None = None
+    version: str | None = None
+    has_context: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BatchItem:
-    """Outcome of one program of a batch: its result, or the error that kept it from running.
+    """Result of one program of a batch, or the error that kept it from running.
 
     Args:
         index: Position in the batch, from 0.
         result: Result of the program.
-        error: Error that kept it from running.
+        error: Error that kept the program from running.
     """
 
     index: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
+from sandlot.model.specs import Limits
 from sandlot.sdk.models.values import short_repr
 
 
@@ -18,6 +20,8 @@ class TemplateInfo:
         digest: Digest of the root file system image; None before the image was built.
         built: True if the image is ready on this host.
         building: Step of the build that is in progress; None if there is none.
+        languages: Versions of compilers and interpreters by language, None before the image was built; empty if they are not known.
+        limits: Limits of sandboxes and pools whose requests name none.
     """
 
     name: str
@@ -25,6 +29,8 @@ class TemplateInfo:
     digest: str | None = None
     built: bool = False
     building: str | None = None
+    languages: Mapping[str, str | None] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

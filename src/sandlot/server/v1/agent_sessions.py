@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from sandlot.agents.service.dependencies import get_agents
 from sandlot.model.agents import AgentEventRecord, AgentSessionRecord, SessionEnvironment
 from sandlot.model.network import NetworkMode
 from sandlot.model.specs import MAX_TIMEOUT_S
-from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, Problem, documented_response, sequence_number
+from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, LastEventId, Problem, documented_response, stream_start
 from sandlot.web import pagination, streaming
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.json_body import JsonRoute
@@ -255,13 +255,12 @@ async def list_events(
     session: str,
     query: Annotated[AgentEventsQuery, Query()],
     request: Request,
-    last_event_id: Annotated[str | None, Header(description="`id` of the last received event, to continue a stream.")] = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """List or follow the events of a session. A stream begins after `after` and ends when the session is deleted."""
     principal, agents = get_principal(request), get_node(request).agents
     if streaming.accepts_events(request):
-        after = query.after if last_event_id is None else sequence_number(last_event_id, "Last-Event-ID", max_digits=9)
-        stream = await agents.follow_events(principal, session, after=after)
+        stream = await agents.follow_events(principal, session, after=stream_start(query.after, last_event_id, max_digits=9))
         return streaming.event_response(request, _feed(stream), stream.aclose)
     page = await agents.events(principal, session, after=query.after, limit=query.limit)
     return json_response(AgentEventsResponse(events=[AgentEventResponse.of(record) for record in page.items], more=page.more))

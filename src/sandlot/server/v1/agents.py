@@ -70,7 +70,7 @@ class AgentResponse(ResponseModel):
     metadata: dict[str, str]
     created_at: datetime
     updated_at: datetime
-    archived_at: datetime | None = Field(description="Time since which the agent takes no new work; null if it is not archived.")
+    archived_at: datetime | None = Field(description="Time since which the agent gets no new sessions; null if it is not archived.")
 
     @classmethod
     def of(cls, record: AgentRecord) -> AgentResponse:
@@ -140,12 +140,12 @@ async def update(agent: str, body: UpdateAgentRequest, request: Request) -> Resp
 
 @router.post("/{agent}/archive", responses=documented_response(AgentResponse, "The archived agent."))
 async def archive(agent: str, request: Request) -> Response:
-    """Archive an agent: it gets no new sessions, and its sessions take no new messages. They stay readable."""
+    """Archive an agent: it gets no new sessions and cannot be changed. Its sessions continue."""
     return json_response(AgentResponse.of(await get_node(request).agents.archive(get_principal(request), agent)))
 
 
 @router.delete("/{agent}", status_code=204, responses=PROBLEM)
 async def delete(agent: str, request: Request) -> Response:
-    """Delete an agent. Its sessions stay readable and take no new messages."""
-    await get_node(request).agents.delete(get_principal(request), agent)
+    """Delete an agent. Its sessions are archived, which ends their runs and sandboxes; they stay readable."""
+    await get_agents(request).delete(get_principal(request), agent)
     return Response(status_code=204)

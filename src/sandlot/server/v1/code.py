@@ -49,7 +49,9 @@ class RunCodeRequest(RequestModel):
 
     code: Text = Field(description="Code of at most 4 MiB.", examples=["x = 6 * 7\nprint(x)"])
     language: Text | None = Field(
-        default=None, description="`python`, `bash` or `javascript`. Default: the language of the context, otherwise `python`.", examples=["python"]
+        default=None,
+        description="`python`, `javascript`, `typescript`, `bash` or `r`. Default: the language of the context, otherwise `python`.",
+        examples=["python"],
     )
     context: Text | None = Field(default=None, description="Id of the context. Default: the default context of the language.")
     env: Metadata = Field(default_factory=dict, description="Environment variables of this run.")

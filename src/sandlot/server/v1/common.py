@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Header, Request
 from pydantic import BaseModel, Field
@@ -14,6 +14,8 @@ from sandlot.model.specs import USER_PATTERN, User
 from sandlot.server.composition import RunningService
 from sandlot.web import errors, streaming
 from sandlot.web.models import ResponseModel, Text
+
+_After = TypeVar("_After", int, int | None)
 
 UserName = Annotated[Text, Field(json_schema_extra={"pattern": f"^{USER_PATTERN}$"}, examples=["user"])]
 """User in a sandbox, for readers of the document like :data:`SandboxPath`."""
@@ -32,6 +34,9 @@ IdempotencyKey = Annotated[
     ),
 ]
 """Type of a parameter with the name ``idempotency_key``."""
+
+LastEventId = Annotated[str | None, Header(description="`id` of the last received event, to continue a stream.")]
+"""Type of a parameter with the name ``last_event_id``."""
 
 EventTable = Mapping[str, type[ResponseModel]]
 """Name of an event of a stream -> model of its data."""
@@ -142,3 +147,17 @@ def sequence_number(text: str, field: str, *, max_digits: int = 18) -> int:
             fields={"field": field},
         )
     return int(text)
+
+
+def stream_start(after: _After, last_event_id: str | None, *, max_digits: int = 18) -> _After:
+    """Return the sequence number after which a stream of events begins.
+
+    Args:
+        after: Parameter of the request.
+        last_event_id: Header ``Last-Event-ID``, which a client sends that continues a stream. None: the stream begins after ``after``.
+        max_digits: Number of digits that the column of the numbers holds.
+
+    Raises:
+        InvalidRequestError: The header is not a number, or is too long.
+    """
+    return after if last_event_id is None else sequence_number(last_event_id, "Last-Event-ID", max_digits=max_digits)

@@ -15,7 +15,7 @@ from sandlot.web.models import Metadata, RequestModel, ResponseModel, Text, json
 class CreateContextRequest(RequestModel):
     """Options of a new context."""
 
-    language: Text = Field(default="python", description="`python`, `bash` or `javascript`.", examples=["python"])
+    language: Text = Field(default="python", description="`python`, `javascript`, `typescript`, `bash` or `r`.", examples=["python"])
     cwd: Text | None = Field(default=None, description="Working directory at the start. Default: that of the sandbox.", examples=["/workspace"])
     env: Metadata = Field(default_factory=dict, description="Environment variables of the context.")
 

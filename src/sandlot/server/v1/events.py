@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.records import EVENT_TYPES, EventRecord
-from sandlot.server.v1.common import Cursor, EventTable, Problem, documented_response, sequence_number
+from sandlot.server.v1.common import Cursor, EventTable, LastEventId, Problem, documented_response, sequence_number, stream_start
 from sandlot.web import streaming
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.json_body import JsonRoute
@@ -90,7 +90,7 @@ router = APIRouter(prefix="/v1", tags=["events"], route_class=JsonRoute)
 async def list_events(
     query: Annotated[EventsQuery, Query()],
     request: Request,
-    last_event_id: Annotated[str | None, Header(description="`id` of the last received event, to continue a stream.")] = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """List or follow events of the caller's objects; operators get those of all keys."""
     principal, history = get_principal(request), get_node(request).history
@@ -111,7 +111,7 @@ async def list_events(
         )
     after = query.after if query.cursor is None else sequence_number(query.cursor, "cursor")
     if streaming.accepts_events(request):
-        start = after if last_event_id is None else sequence_number(last_event_id, "Last-Event-ID")
+        start = stream_start(after, last_event_id)
         begin = await history.last_sequence() if start is None else start
         stream = await history.follow_events(principal, sandbox=sandbox, after=begin)
         return streaming.event_response(request, _feed(begin, stream), stream.aclose)

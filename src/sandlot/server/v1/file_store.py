@@ -12,8 +12,7 @@ from pydantic import Field
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.files import INJECT_FOLDER, MAX_INJECTED
 from sandlot.model.records import FileRecord
-from sandlot.model.specs import User
-from sandlot.server.v1.common import PROBLEM, Cursor, SandboxPath, UserName, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, Cursor, SandboxPath, UserName, documented_response, parse_user, raw_body
 from sandlot.server.v1.files import FileEntryResponse
 from sandlot.web import multipart, pagination
 from sandlot.web.body_limits import stores_request_body
@@ -73,7 +72,7 @@ class ImportFilesRequest(RequestModel):
 
     file_ids: Annotated[list[Text], Field(min_length=1, max_length=MAX_INJECTED, fail_fast=True, description="Ids of the stored files.")]
     path: Text = Field(default=INJECT_FOLDER, description="Target directory, which is created if it does not exist.")
-    user: UserName = Field(default="user", description="Owner of the copies.")
+    user: UserName | None = Field(default=None, description="Owner of the copies. Default: the user of the sandbox.")
 
 
 class ImportFilesResponse(ResponseModel):
@@ -87,7 +86,7 @@ class ExportFileRequest(RequestModel):
 
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/chart.png"])
     filename: Text | None = Field(default=None, description="Name in the file store. Default: the last part of the path.")
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 router = APIRouter(tags=["file_store"], route_class=SandboxNameRoute)
@@ -162,14 +161,14 @@ async def delete(file: str, request: Request) -> Response:
 @router.post("/v1/sandboxes/{sandbox}/files/import", responses=documented_response(ImportFilesResponse, "The copied files."))
 async def import_files(sandbox: str, body: ImportFilesRequest, request: Request) -> Response:
     """Copy stored files into a sandbox under their names. Existing files are replaced."""
-    entries = await get_node(request).file_store.inject(get_principal(request), sandbox, body.file_ids, body.path, user=User(body.user))
+    entries = await get_node(request).file_store.inject(get_principal(request), sandbox, body.file_ids, body.path, user=parse_user(body.user))
     return json_response(ImportFilesResponse(entries=[FileEntryResponse.of(entry) for entry in entries]))
 
 
 @router.post("/v1/sandboxes/{sandbox}/files/export", status_code=201, responses=documented_response(StoredFileResponse, "The stored file.", 201))
 async def export_file(sandbox: str, body: ExportFileRequest, request: Request) -> Response:
     """Copy a file of a sandbox into the file store, where it outlives the sandbox."""
-    work = get_node(request).file_store.keep(get_principal(request), sandbox, body.path, filename=body.filename, user=User(body.user))
+    work = get_node(request).file_store.keep(get_principal(request), sandbox, body.path, filename=body.filename, user=parse_user(body.user))
     return json_response(StoredFileResponse.of(await cancel_on_disconnect(request, work)), 201)
 
 

@@ -171,7 +171,7 @@ class CreateSignedUrlRequest(RequestModel):
     path: SandboxPath = Field(description="Path in the sandbox, relative to its working directory.", examples=["/workspace/report.pdf"])
     method: Literal["GET", "PUT"] = Field(default="GET", description="`GET` reads the file, `PUT` writes it.")
     expires_in: float = Field(default=DEFAULT_URL_LIFETIME_S, description="Seconds for which the URL is valid, 1 to 604,800.")
-    user: UserName = Field(default="user", description="User whose permissions apply.")
+    user: UserName | None = Field(default=None, description="User whose permissions apply. Default: the user of the sandbox.")
 
 
 class SignedUrlResponse(ResponseModel):
@@ -323,7 +323,7 @@ async def upload_archive(sandbox: str, query: Annotated[PathQuery, Query()], req
 @router.post("/v1/sandboxes/{sandbox}/files/signed-urls", responses=documented_response(SignedUrlResponse, "The signed URL."))
 async def create_signed_url(sandbox: str, body: CreateSignedUrlRequest, request: Request) -> Response:
     """Create a temporary URL for reading or writing one file without a key. It becomes invalid with the key that created it."""
-    grant = Grant(body.method, sandbox, body.path, User(body.user), body.expires_in)
+    grant = Grant(body.method, sandbox, body.path, parse_user(body.user), body.expires_in)
     signed = get_node(request).tokens.sign_url(get_principal(request), grant)
     # The host name in a request over the unix socket is arbitrary, so the URL gets none.
     base = "" if request.scope["state"].get("peer") == OWNER else str(request.base_url).rstrip("/")

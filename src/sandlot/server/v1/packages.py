@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from sandlot.model.packages import MAX_PACKAGES, InstallParams, Manager
-from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S, User
-from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response
+from sandlot.model.specs import DEFAULT_INSTALL_TIMEOUT_S
+from sandlot.server.v1.common import IdempotencyKey, UserName, documented_response, parse_user
 from sandlot.server.v1.printed_urls import PrintedUrls
 from sandlot.server.v1.processes import PROCESS_EVENTS, CommandResultResponse, process_events
 from sandlot.web import streaming
@@ -30,12 +30,12 @@ class InstallPackagesRequest(RequestModel):
         ),
         examples=[["requests>=2.31", "tabulate"]],
     )
-    user: UserName = Field(default="user", description="User that installs; apt always runs as root.")
+    user: UserName | None = Field(default=None, description="User that installs. Default: the user of the sandbox. apt always runs as root.")
     timeout: float | None = Field(default=DEFAULT_INSTALL_TIMEOUT_S, description="Seconds until the installation is killed; null for no limit.")
 
     def params(self) -> InstallParams:
         """Return the parameters of the operation."""
-        return InstallParams(Manager(self.manager), tuple(self.packages), user=User(self.user), timeout_s=self.timeout)
+        return InstallParams(Manager(self.manager), tuple(self.packages), user=parse_user(self.user), timeout_s=self.timeout)
 
 
 router = APIRouter(prefix="/v1/sandboxes/{sandbox}/packages", tags=["packages"], route_class=SandboxNameRoute)

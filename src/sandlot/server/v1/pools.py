@@ -11,7 +11,7 @@ from pydantic import Field
 from sandlot.model.access import LOCAL
 from sandlot.model.pools import DEFAULT_MAX, MAX_SIZE, PoolInfo, PoolSizes, StartPath
 from sandlot.model.sandboxes import AUTO, RESERVED_PREFIX, check_reserved_names
-from sandlot.model.specs import DEFAULT_TEMPLATE, Limits
+from sandlot.model.specs import DEFAULT_TEMPLATE
 from sandlot.server.v1.common import PROBLEM, documented_response
 from sandlot.server.v1.sandboxes import LimitsRequest, LimitsResponse
 from sandlot.web.dependencies import get_node, get_principal
@@ -28,10 +28,13 @@ _PREPARED = "Number of prepared sandboxes that are kept ready, which restore the
 class CreatePoolRequest(RequestModel):
     """Options of a new pool."""
 
-    template: Text = Field(default=DEFAULT_TEMPLATE, description="Template of the sandboxes.")
+    template: Text = Field(
+        default=DEFAULT_TEMPLATE, description="Template of the sandboxes, as `NAME` or `NAME:TAG`. They start from its current build."
+    )
     isolation: Text = Field(default=AUTO, description="Driver that isolates the sandboxes, or `auto` for the default of the service.")
     limits: LimitsRequest = Field(
-        default_factory=LimitsRequest, description="Limits of each sandbox. Requests with other limits do not use the pool."
+        default_factory=LimitsRequest,
+        description="Limits of each sandbox; by default those of the template. Requests with other limits do not use the pool.",
     )
     warm: int = Field(default=1, ge=0, le=MAX_SIZE, description=_WARM)
     max: int | None = Field(default=None, ge=0, le=MAX_SIZE, description=f"{_MAX} Default: {DEFAULT_MAX}, or `warm` if larger.")
@@ -46,10 +49,6 @@ class CreatePoolRequest(RequestModel):
         """
         check_reserved_names(self.metadata)
         return self.metadata
-
-    def pool_limits(self) -> Limits:
-        """Return the limits of each sandbox."""
-        return self.limits.merged(Limits())
 
     def sizes(self) -> PoolSizes:
         """Return the sizes of the pool."""
@@ -115,7 +114,7 @@ class PoolResponse(ResponseModel):
         return cls(
             id=pool.id,
             owner=None if pool.owner == LOCAL else pool.owner,
-            template=pool.template.name,
+            template=pool.template.full_name,
             isolation=pool.isolation,
             limits=LimitsResponse.of(pool.limits),
             metadata=dict(pool.metadata),
@@ -145,7 +144,7 @@ router = APIRouter(prefix="/v1/pools", tags=["pools"], route_class=JsonRoute)
 async def create(body: CreatePoolRequest, request: Request) -> Response:
     """Create a warm pool, which persists across restarts. The pool of an operator is shared by all keys."""
     pools, principal = get_node(request).pools, get_principal(request)
-    pool = await pools.create(principal, body.template, body.isolation, body.pool_limits(), body.sizes(), body.checked_metadata())
+    pool = await pools.create(principal, body.template, body.isolation, body.limits.change(), body.sizes(), body.checked_metadata())
     return json_response(PoolResponse.of(pool), 201)
 
 

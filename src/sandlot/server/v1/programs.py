@@ -1,4 +1,4 @@
-"""One-shot programs: schemas and routes."""
+"""Programs: schemas and routes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pydantic import Field, ValidationError
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, UnavailableError
 from sandlot.model.faults import Fault
-from sandlot.model.languages import LANGUAGES
+from sandlot.model.languages import LANGUAGES, AvailableLanguage
 from sandlot.model.output_capture import COPIES
 from sandlot.model.programs import (
     DEFAULT_CONCURRENCY,
     DEFAULT_OUTPUT_BYTES,
     DEFAULT_TOLERANCE,
+    MAX_BATCH_ITEMS,
     MAX_CASES,
     MAX_CONCURRENCY,
-    MAX_ITEMS,
     MAX_OUTPUT_BYTES,
     MAX_TIMEOUT_S,
     BatchItem,
     Case,
     Comparison,
-    OneShotParams,
-    Result,
+    ProgramParams,
+    ProgramResult,
     check_batch,
 )
 from sandlot.model.sandboxes import AUTO
-from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S, DEFAULT_TEMPLATE, Limits
+from sandlot.model.specs import DEFAULT_COMMAND_TIMEOUT_S
 from sandlot.model.streams import Stream
 from sandlot.server.v1.common import Problem, documented_response
 from sandlot.server.v1.sandboxes import LimitsRequest
@@ -56,7 +56,7 @@ class EncodedBytes(RequestModel):
 
 
 class CaseRequest(RequestModel):
-    """Input with which a program is run, beside others."""
+    """One test case of a program: an input, and optionally the output that the program must write for it."""
 
     stdin: Text = Field(default="", description="Complete standard input.", examples=["21"])
     expected_output: Text | None = Field(
@@ -74,7 +74,7 @@ class RunProgramRequest(RequestModel):
     stdin: Text = Field(default="", description="Complete standard input.", examples=["21"])
     cases: list[CaseRequest] = Field(
         default_factory=list,
-        description=f"Inputs with which the program is run one after the other, up to {MAX_CASES}, instead of `stdin` and `expected_output`. The "
+        description=f"Test cases with which the program is run one after the other, up to {MAX_CASES}, instead of `stdin` and `expected_output`. The "
         "program is compiled once. Each case has its own working directory below /workspace, its own timeout and its own output limit.",
         max_length=MAX_CASES,
     )
@@ -93,21 +93,22 @@ class RunProgramRequest(RequestModel):
         "`numeric`: compare word by word; numbers are equal within `tolerance`.",
     )
     tolerance: float = Field(
-        default=DEFAULT_TOLERANCE, description="Allowed difference of two numbers: absolute, or relative to an expected number above 1."
+        default=DEFAULT_TOLERANCE,
+        description="Largest difference of two equal numbers; relative if the absolute value of the expected number is above 1.",
     )
     output_bytes: int = Field(
         default=DEFAULT_OUTPUT_BYTES, description=f"Bytes of one stream after which the program is killed, up to {MAX_OUTPUT_BYTES}."
     )
-    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox.")
+    limits: LimitsRequest = Field(default_factory=LimitsRequest, description="Limits of the sandbox; by default those of the template.")
     template: Text | None = Field(
         default=None,
-        description=f"Template of the sandbox. Default: `{DEFAULT_TEMPLATE}`, or the first template that has the compiler of the language.",
+        description="Template of the sandbox. Default: the template of the language in `GET /v1/programs/languages`.",
     )
     isolation: Text = Field(default=AUTO, description="Driver that isolates the sandbox, or `auto` for the default of the service.")
 
-    def params(self) -> OneShotParams:
+    def params(self) -> ProgramParams:
         """Return the parameters of the operation."""
-        return OneShotParams(
+        return ProgramParams(
             language=self.language,
             code=self.code,
             stdin=self.stdin.encode(),
@@ -118,7 +119,7 @@ class RunProgramRequest(RequestModel):
             comparison=Comparison(self.comparison),
             tolerance=self.tolerance,
             output_bytes=self.output_bytes,
-            limits=self.limits.merged(Limits()),
+            limits=self.limits.change(),
             template=self.template,
             isolation=self.isolation,
             cases=tuple(
@@ -132,12 +133,14 @@ class RunProgramRequest(RequestModel):
 class RunProgramBatchRequest(RequestModel):
     """Programs to run, each in a new sandbox. The items are validated one by one: an invalid item does not affect the others."""
 
-    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)] = Field(description="Programs, each with the fields of `POST /v1/programs`.")
+    items: Annotated[list[dict[str, Any]], Field(max_length=MAX_BATCH_ITEMS)] = Field(
+        description="Programs, each with the fields of `POST /v1/programs`."
+    )
     concurrency: int = Field(default=DEFAULT_CONCURRENCY, description=f"Number of programs that run at the same time, up to {MAX_CONCURRENCY}.")
 
 
-class ProgramOutcomeResponse(ResponseModel):
-    """Result of a run of a program."""
+class CaseResultResponse(ResponseModel):
+    """Result of one case of a program."""
 
     status: str = Field(description="`completed`, `wrong_answer`, `compile_error`, `runtime_error`, `timeout`, `memory_exceeded` or `output_limit`.")
     fault: Fault | None = Field(description="Cause of a failure; null if the status is `completed`.")
@@ -154,21 +157,53 @@ class ProgramOutcomeResponse(ResponseModel):
     execution: str | None = Field(description="Id of the execution in the execution log.")
 
 
-class ProgramResultResponse(ProgramOutcomeResponse):
+class ProgramResultResponse(CaseResultResponse):
     """Result of a program. With cases, the fields are those of the first case that is not completed, or of the last; durations are sums."""
 
     compile_output: str = Field(description="Output of the compiler or of the syntax check after a `compile_error`.")
-    cases: list[ProgramOutcomeResponse] = Field(description="Results of the cases, in their order; empty after a `compile_error`.")
+    cases: list[CaseResultResponse] = Field(description="Results of the cases, in their order; empty after a `compile_error`.")
 
     @classmethod
-    def of(cls, result: Result) -> ProgramResultResponse:
+    def of(cls, result: ProgramResult) -> ProgramResultResponse:
         """Return the response for the result of a program."""
-        cases = [ProgramOutcomeResponse(**_outcome(case)) for case in result.cases]
-        return cls(**_outcome(result), compile_output=result.compile_output, cases=cases)
+        cases = [CaseResultResponse(**_result_fields(case)) for case in result.cases]
+        return cls(**_result_fields(result), compile_output=result.compile_output, cases=cases)
+
+
+class LanguageResponse(ResponseModel):
+    """A language of programs."""
+
+    name: str
+    title: str = Field(description="Name to display.")
+    aliases: list[str] = Field(description="Other names that requests may use.")
+    extensions: list[str] = Field(description="Extensions of files with programs; the usual one first.")
+    template: str | None = Field(description="Template of programs whose request names none; null if no template has the compiler or interpreter.")
+    version: str | None = Field(description="Version of the compiler or interpreter in the template; null until the template is built.")
+    has_context: bool = Field(description="True if contexts run code of the language.")
+
+    @classmethod
+    def of(cls, available: AvailableLanguage) -> LanguageResponse:
+        """Return the response for a language."""
+        language = available.language
+        return cls(
+            name=language.name,
+            title=language.title,
+            aliases=list(language.aliases),
+            extensions=list(language.extensions),
+            template=available.template,
+            version=available.version,
+            has_context=language.context is not None,
+        )
+
+
+class LanguagesResponse(ResponseModel):
+    """All languages of programs."""
+
+    languages: list[LanguageResponse]
 
 
 class ProgramBatchItemResponse(ResponseModel):
-    """Outcome of one program. Exactly one of `result` and `error` is set."""
+    """Result or error of one program. Exactly one of `result` and `error` is set."""
 
     index: int = Field(description="Position in the batch, from 0.")
     result: ProgramResultResponse | None
@@ -183,12 +218,12 @@ class ProgramBatchItemResponse(ResponseModel):
 
 
 class ProgramBatchResponse(ResponseModel):
-    """Outcomes of all programs, in their order."""
+    """Results and errors of all programs, in their order."""
 
     items: list[ProgramBatchItemResponse]
 
 
-_BATCH = documented_response(ProgramBatchResponse, "All outcomes, or one line for each with `Accept: application/x-ndjson`.")
+_BATCH = documented_response(ProgramBatchResponse, "All results and errors, or one line for each with `Accept: application/x-ndjson`.")
 _BATCH[200]["content"] = {streaming.NDJSON_MEDIA_TYPE: {"itemSchema": {"$ref": "#/components/schemas/ProgramBatchItemResponse"}}}
 
 
@@ -210,37 +245,44 @@ async def run_batch(body: RunProgramBatchRequest, request: Request) -> Response:
     runs = await node.programs.run_batch(principal, [_parsed(item) for item in body.items], concurrency=body.concurrency)
     request_id = get_request_id(request.scope)
     if streaming.NDJSON_MEDIA_TYPE in request.headers.get("accept", ""):
-        return streaming.ndjson_response(request, _outcomes(runs, request_id), runs.aclose)
+        return streaming.ndjson_response(request, _lines(runs, request_id), runs.aclose)
     return await cancel_on_disconnect(request, _collect(node.buffers.of(principal.owner), runs, request_id))
 
 
-async def _outcomes(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
+@router.get("/languages", responses=documented_response(LanguagesResponse, "All languages."))
+async def list_languages(request: Request) -> Response:
+    """List the languages of programs, with the versions that were probed when the images of templates were built."""
+    found = await get_node(request).languages.list(get_principal(request))
+    return json_response(LanguagesResponse(languages=[LanguageResponse.of(each) for each in found]))
+
+
+async def _lines(runs: Stream[BatchItem], request_id: str) -> AsyncIterator[Mapping[str, Any]]:
     async for done in runs:
         yield ProgramBatchItemResponse.of(done, request_id).model_dump(mode="json")
 
 
 async def _collect(buffers: BufferBudget, runs: Stream[BatchItem], request_id: str) -> Response:
-    """Collect all outcomes in one response. Results for which the service has no memory become errors."""
+    """Collect all items in one response. Results for which the service has no memory become errors."""
     held = 0
-    outcomes: dict[int, ProgramBatchItemResponse] = {}
+    items: dict[int, ProgramBatchItemResponse] = {}
     try:
         async with aclosing(runs):
             async for done in runs:
                 outcome = done.outcome
-                if isinstance(outcome, Result):
+                if isinstance(outcome, ProgramResult):
                     size = COPIES * outcome.held_bytes
                     if buffers.try_take(size):
                         held += size
                     else:
                         outcome = _buffers_full()
-                outcomes[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
-        return json_response(ProgramBatchResponse(items=[outcomes[index] for index in sorted(outcomes)]))
+                items[done.index] = ProgramBatchItemResponse.of(BatchItem(done.index, outcome), request_id)
+        return json_response(ProgramBatchResponse(items=[items[index] for index in sorted(items)]))
     finally:
         buffers.give(held)
 
 
-def _outcome(result: Result) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in ProgramOutcomeResponse.model_fields}
+def _result_fields(result: ProgramResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in CaseResultResponse.model_fields}
 
 
 def _buffers_full() -> UnavailableError:
@@ -269,7 +311,7 @@ def content_of(path: str, content: str | EncodedBytes) -> bytes:
         ) from None
 
 
-def _parsed(item: Mapping[str, Any]) -> OneShotParams | SandlotError:
+def _parsed(item: Mapping[str, Any]) -> ProgramParams | SandlotError:
     """Return the parameters of an item, or the reason why the item is invalid."""
     try:
         return RunProgramRequest.model_validate(item).params()

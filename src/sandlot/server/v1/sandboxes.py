@@ -13,6 +13,7 @@ from sandlot.model.errors import InvalidRequestError
 from sandlot.model.faults import Fault
 from sandlot.model.ids import SandboxId
 from sandlot.model.network import MAX_ENTRIES, NetworkMode, NetworkPolicy, network_entries
+from sandlot.model.paths import WORKSPACE
 from sandlot.model.ports import Exit
 from sandlot.model.previews import DEFAULT_PREVIEW_LIFETIME_S
 from sandlot.model.sandboxes import (
@@ -35,7 +36,6 @@ from sandlot.model.specs import (
     MAX_REQUEST_HOST_BYTES,
     MAX_VOLUMES,
     PORT_VARIABLE,
-    WORKSPACE,
     Limits,
     OnTimeout,
     VolumeMount,
@@ -59,21 +59,12 @@ RESTORED: Mapping[str, RestoredFrom] = {"memory": "memory", "files": "files"}
 
 
 class LimitsRequest(RequestModel):
-    """Limits of a sandbox. An omitted limit has its default in a create request and does not change in an update."""
+    """Limits of a sandbox. An omitted limit is that of the template in a create request and does not change in an update."""
 
     cpus: float | None = Field(default=None, description="CPU cores; a fraction is a share of the time of one core.")
     memory_bytes: int | None = Field(default=None, description="Memory of the sandbox.")
     disk_bytes: int | None = Field(default=None, description="Disk space for changes to the root filesystem image.")
     pids: int | None = Field(default=None, description="Processes and threads.")
-
-    def merged(self, limits: Limits) -> Limits:
-        """Return these limits, completed from other limits."""
-        return Limits(
-            cpus=limits.cpus if self.cpus is None else self.cpus,
-            memory_bytes=limits.memory_bytes if self.memory_bytes is None else self.memory_bytes,
-            disk_bytes=limits.disk_bytes if self.disk_bytes is None else self.disk_bytes,
-            pids=limits.pids if self.pids is None else self.pids,
-        )
 
     def change(self) -> LimitsChange:
         """Return the limits that the request contains."""

@@ -9,14 +9,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from sandlot.builds import dependencies, dockerfile
+from sandlot.builds import operations
+from sandlot.builds.dependencies import get_uploads
 from sandlot.builds.plan import ArchiveBase, BuildPlan, FixedSteps, Stage
 from sandlot.model.access import Principal
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.sandboxes import LimitsChange
 from sandlot.model.specs import Limits
 from sandlot.model.templates import BuildLine, BuildRecord, TemplateRecord
-from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, Problem, documented_response, raw_body
+from sandlot.server.v1.common import PROBLEM, Cursor, EventTable, LastEventId, Problem, documented_response, raw_body, stream_start
 from sandlot.server.v1.sandboxes import LimitsRequest
 from sandlot.web import pagination, streaming
 from sandlot.web.body_limits import stores_request_body
@@ -168,7 +169,7 @@ router = APIRouter(prefix="/v1", tags=["templates"], route_class=JsonRoute)
 @stores_request_body
 async def upload_context(archive: str, request: Request) -> Response:
     """Upload the files of a build. An archive that no build has used for a day is removed; an interrupted upload stores nothing."""
-    stored = await dependencies.get_uploads(request).write(get_principal(request), archive, iter_body(request))
+    stored = await get_uploads(request).write(get_principal(request), archive, iter_body(request))
     return json_response(BuildContextResponse(name=archive, size_bytes=stored.size_bytes, sha256=stored.sha256))
 
 
@@ -178,12 +179,11 @@ async def build(template: str, body: BuildTemplateRequest, request: Request) -> 
 
     A template of this name is created if there is none.
     """
-    principal, node, builds = get_principal(request), get_node(request), dependencies.get_builds(request)
+    principal = get_principal(request)
     plan = await _plan(request, principal, body)
     change = body.limits.change()
     limits = None if change == LimitsChange() else change.over(Limits())
-    _, record = await node.template_builds.request(principal, template, limits=limits, tags=body.tags)
-    await builds.start(principal, record, plan)
+    record = await operations.request_build(request, principal, template, plan, limits=limits, tags=body.tags)
     return json_response(TemplateBuildResponse.of(record), 201)
 
 
@@ -194,7 +194,7 @@ async def _plan(request: Request, principal: Principal, body: BuildTemplateReque
             raise InvalidRequestError(
                 "`archive` is built without a Dockerfile.", hint="Pass either `archive` or `dockerfile`.", fields={"field": "archive"}
             )
-        found = await dependencies.get_uploads(request).require(principal, names)
+        found = await get_uploads(request).require(principal, names)
         stages: tuple[Stage, ...] = (Stage(ArchiveBase(found[body.archive], body.image), FixedSteps()),)
         warnings: tuple[str, ...] = ()
     elif body.image:
@@ -202,8 +202,8 @@ async def _plan(request: Request, principal: Principal, body: BuildTemplateReque
     elif body.dockerfile is None:
         raise InvalidRequestError("There is nothing to build.", hint="Pass `dockerfile` or `archive`.", fields={"field": "dockerfile"})
     else:
-        parsed = dockerfile.parse(body.dockerfile, args=body.args, target=body.target)
-        found = await dependencies.get_uploads(request).require(principal, names)
+        parsed = await operations.parse_dockerfile(body.dockerfile, args=body.args, target=body.target)
+        found = await get_uploads(request).require(principal, names)
         stages, warnings = parsed.stages, parsed.warnings
     return BuildPlan(
         stages,
@@ -228,7 +228,7 @@ async def list_builds(template: str, query: Annotated[TemplateBuildsQuery, Query
 @router.delete("/templates/{template}", status_code=204, responses=PROBLEM)
 async def delete(template: str, request: Request) -> Response:
     """Delete a template that was built, with its builds. Running builds are cancelled. Sandboxes and snapshots of the template stay."""
-    await dependencies.delete_template(request, get_principal(request), template)
+    await operations.delete_template(request, get_principal(request), template)
     return Response(status_code=204)
 
 
@@ -257,7 +257,7 @@ async def cancel_build(build: str, request: Request) -> Response:
     """Cancel a build, and wait until its sandboxes are removed. A build that has ended stays as it is."""
     principal = get_principal(request)
     found = await get_node(request).template_builds.get_build(principal, build)
-    return json_response(TemplateBuildResponse.of(await dependencies.cancel_build(request, principal, found)))
+    return json_response(TemplateBuildResponse.of(await operations.cancel_build(request, principal, found)))
 
 
 @router.get(
@@ -270,11 +270,12 @@ async def get_log(
     build: str,
     query: Annotated[BuildLogQuery, Query()],
     request: Request,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """List or follow the log of a build. A stream ends with the build: its last event is `end`, with the build."""
     principal, builds = get_principal(request), get_node(request).template_builds
     if streaming.accepts_events(request):
-        stream = await builds.follow_lines(principal, build, after=query.after)
+        stream = await builds.follow_lines(principal, build, after=stream_start(query.after, last_event_id, max_digits=9))
 
         async def feed() -> AsyncIterator[streaming.StreamEvent]:
             async for line in stream:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from sandlot.model.service import TemplateInfo
 from sandlot.server.v1.common import documented_response
+from sandlot.server.v1.sandboxes import LimitsResponse
 from sandlot.web.dependencies import get_node, get_principal
 from sandlot.web.json_body import JsonRoute
 from sandlot.web.models import ResponseModel, json_response
@@ -20,6 +21,10 @@ class TemplateResponse(ResponseModel):
     digest: str | None = Field(description="Digest of the current build; null if the template is not built yet.")
     built: bool = Field(description="True if the template has a build. The first sandbox of a template without a build starts the build.")
     building: str | None = Field(description="Current step of a running build, for people; null if no build is running.")
+    languages: dict[str, str | None] = Field(
+        description="Versions of compilers and interpreters by language; null until the template is built. Empty if they are not known."
+    )
+    limits: LimitsResponse = Field(description="Limits of sandboxes and pools whose requests name none.")
 
     @classmethod
     def of(cls, template: TemplateInfo) -> TemplateResponse:
@@ -30,6 +35,8 @@ class TemplateResponse(ResponseModel):
             digest=template.digest,
             built=template.digest is not None,
             building=template.building,
+            languages=dict(template.languages),
+            limits=LimitsResponse.of(template.limits),
         )
 
 

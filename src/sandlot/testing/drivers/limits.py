@@ -154,7 +154,8 @@ class LimitsSuite:
             assert before.cpu_s > 0
             assert before.pids > 0
             await sandbox.run("dd", "if=/dev/urandom", "of=/home/user/file", "bs=1M", "count=20", "iflag=fullblock")
-            hold = await sandbox.link.processes.start(_holding(48 * MIB))
+            # Ten processes: gVisor's kernel ends idle tasks of its own at any time, and reuses some of them.
+            hold = await sandbox.link.processes.start(_holding(48 * MIB, processes=10))
             async for _ in hold:
                 break
             after = await sandbox.instance.usage()
@@ -165,6 +166,7 @@ class LimitsSuite:
             assert after.pids > before.pids
 
 
-def _holding(size: int) -> ProcessSpec:
-    program = f"import os, time; held = os.urandom({size}); print('held', flush=True); time.sleep(600)"
+def _holding(size: int, processes: int = 1) -> ProcessSpec:
+    program = f"import os, time; held = os.urandom({size}); [os.fork() or time.sleep(600) for _ in range({processes - 1})]; print('held', flush=True)"
+    program += "; time.sleep(600)"
     return ProcessSpec(argv=("python3", "-c", program), cwd="/")

@@ -117,7 +117,7 @@ async def _bind(sandbox: ConnectedSandbox, *volumes: Attachment) -> None:
     hub = sandbox.instance.hub
     if hub is None:
         return
-    request = values.encode_message({"gone": [], "there": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
+    request = values.encode_message({"unbind": [], "bind": [[f"{hub}/{each.slot}", each.path, each.read_only] for each in volumes]})
     call = await sandbox.link.processes.start(ProcessSpec(argv=program_argv("volumes"), user=User.ROOT, cwd="/", stdin=True))
     async with call:
         await call.write(request)

@@ -402,6 +402,7 @@ class MemoryGuest:
             "hostname": self.hostname,
             "env": dict(self.env),
             "workspace": self.workspace,
+            "user": self.kernels.user,
             "remembered": dict(self._rpc.remembered),
             "running": running,
             "finished": finished,
@@ -413,6 +414,7 @@ class MemoryGuest:
         self.files = self.processes.files = self.kernels.files = state["files"].copy()
         self.connection.asleep = state["asleep"]
         self.identity, self.hostname, self.env, self.workspace = state["identity"], state["hostname"], dict(state["env"]), state["workspace"]
+        self.kernels.user = state["user"]
         self._rpc.remembered.update(state["remembered"])
         for process in state["finished"]:
             self.processes.by_id[process.id] = process
@@ -460,14 +462,15 @@ class MemoryGuest:
             self.kernels.forget_past()
             self._began_s = self.timers.time_s()
         self.env, self.hostname, self.workspace = dict(args["env"]), args["hostname"], args["workspace"]
+        self.kernels.user = user = args["user"]
         self.pids, self.memory_bytes, self.processors = args["pids"], args["memory_bytes"], args["processors"]
         self.local_domains = tuple(args["local_domains"] or ())
         self.files.write("/etc/hostname", self.hostname.encode(), 0)
         try:
             missing = self._missing(self.workspace)
             self.files.mkdir(self.workspace, 0)
-            self._give(missing, "user")
-        except FileError:
+            self._give(missing, user)
+        except (FileError, RpcError):  # RpcError: the sandbox has no such user
             self.workspace = find_home("user")
         self._arm(args["deadline_s"])
         self.connection.asleep = self.connection.armed = False

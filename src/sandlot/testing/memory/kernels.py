@@ -1,8 +1,8 @@
 """Contexts of a scripted guest. The cells of a context run one after another in the process of the test, and share variables.
 
 Python cells support ``print``, top-level ``await`` and the value of the last expression. ``time.sleep`` and ``while`` loops at the top level of a
-cell can be interrupted. Bash cells run in the scripted shell. JavaScript cells can only call ``console.log`` with a literal. For any other
-code, a test registers a script in :attr:`Kernels.scripts`.
+cell can be interrupted. Bash cells run in the scripted shell. JavaScript and TypeScript cells can only call ``console.log`` with a literal.
+For any other code, a test registers a script in :attr:`Kernels.scripts`. The image has no R.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from sandlot.model.languages import DEFAULT_CONTEXT_IDS
 from sandlot.protocol.schema import STDERR, STDOUT
 from sandlot.testing.memory.files import MemoryFiles
 from sandlot.testing.memory.output import Follower, OutputLog
-from sandlot.testing.memory.process import UIDS, Processes, ProgramContext
+from sandlot.testing.memory.process import Processes, ProgramContext, find_uid
 from sandlot.testing.memory.rpc import Call, RpcError
 from sandlot.testing.memory.shell import SAFE_MODULES, Shell, opener
 from sandlot.testing.memory.timers import Timer, Timers
 
-DEFAULT_CONTEXTS = {"default": "python", "bash": "bash", "javascript": "javascript"}
+DEFAULT_CONTEXTS = {context: language for language, context in DEFAULT_CONTEXT_IDS.items()}
 CONTEXTS = 32
 WAITING = 64
 WAITING_BYTES = 16 * 1024 * 1024
@@ -289,13 +290,14 @@ class Context:
         if (script := self._kernels.scripts.get(cell.code)) is not None:
             await script(cell)
         elif self.language == "python":
-            await run_python(cell, self.namespace, self._kernels.files, {**self._kernels.environment(), **self.env, **cell.args["env"]}, self.cwd)
+            env = {**self._kernels.environment(), **self.env, **cell.args["env"]}
+            await run_python(cell, self.namespace, self._kernels.files, env, self.cwd, find_uid(self._kernels.user))
         elif self.language == "bash":
             await self._run_bash(cell)
         elif (match := _LOG.fullmatch(cell.code)) is not None:
             cell.write(match["value"].strip("\"'") + "\n")
         else:
-            raise SyntaxError("In JavaScript, the scripted guest runs only console.log with one literal. Register a script for this code.")
+            raise SyntaxError(f"In {self.language}, the scripted guest runs only console.log with one literal. Register a script for this code.")
 
     async def _run_bash(self, cell: Cell) -> None:
         if "shell" not in self.namespace:
@@ -330,6 +332,9 @@ class ExitStatus(Exception):  # noqa: N818 - the name that clients see
 class Kernels:
     """All contexts of a guest, and their cells, including finished cells that are still kept.
 
+    Attributes:
+        user: User that cells run as.
+
     Args:
         files: File tree of the guest.
         timers: Timers of the guest.
@@ -354,8 +359,9 @@ class Kernels:
         self.timers = timers
         self.scripts = scripts
         self.environment = environment
+        self.user = "user"
         self.pids = itertools.count(_FIRST_PID)
-        self.languages = set(DEFAULT_CONTEXTS.values())
+        self.languages = {"python", "bash", "javascript", "typescript"}
         self.contexts: dict[str, Context] = {}
         self.cells: dict[str, Cell] = {}
         self._processes = processes
@@ -378,7 +384,7 @@ class Kernels:
             cwd: Working folder of the first cell.
             env: Variables in addition to the environment of the sandbox.
         """
-        return CellContext(self._processes, self.files, {**self._processes.environment("user", {}), **env}, cwd)
+        return CellContext(self._processes, self.files, {**self._processes.environment(self.user, {}), **env}, cwd, self.user)
 
     def forget_past(self) -> None:
         """Abort the waiting cells and forget all cells. Called when a restored guest gets a new sandbox id: the sandbox is then a copy."""
@@ -519,9 +525,9 @@ class Kernels:
             message = f"The sandbox has {CONTEXTS} contexts besides the default contexts, the maximum."
             raise RpcError("limit_exceeded", message, "Delete a context that is no longer needed.")
         if language not in DEFAULT_CONTEXTS.values():
-            raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", "Use one of: bash, javascript, python.")
+            raise RpcError("invalid_request", f"The language {language[:50]!r} is unknown.", "Use one of: bash, javascript, python, r, typescript.")
         if language not in self.languages:
-            raise RpcError("unsupported", f"The image has no {language} interpreter.", "Use another template.")
+            raise RpcError("unsupported", f"The image has no {language} interpreter.", "Use the template `languages`.")
         if cwd is not None and not (cwd.startswith("/") and self.files.is_folder(cwd)):
             code, reason = ("path_not_directory", "is not a folder") if self.files.exists(cwd) else ("working_directory_not_found", "does not exist")
             raise RpcError(code, f"The working directory {cwd[:200]!r} {reason}.", "Pass the absolute path of an existing folder.")
@@ -536,13 +542,13 @@ class CellContext(ProgramContext):
         cell: Cell that receives the output; None before the first cell.
     """
 
-    def __init__(self, processes: Processes, files: MemoryFiles, env: dict[str, str], cwd: str) -> None:
+    def __init__(self, processes: Processes, files: MemoryFiles, env: dict[str, str], cwd: str, user: str) -> None:
         self.cell: Cell | None = None
         self.files = files
         self.env = env
         self.cwd = cwd
         self.argv = ["bash"]
-        self.user, self.uid, self.pid = "user", UIDS["user"], _FIRST_PID
+        self.user, self.uid, self.pid = user, find_uid(user), _FIRST_PID
         self.traps: dict[int, Callable[[], object]] = {}
         self.size = (0, 0)
         self.run_program = processes.run_nested
@@ -593,7 +599,7 @@ def _awaited(name: str, arguments: list[ast.expr]) -> ast.Await:
     return ast.Await(ast.Call(ast.Name(name, ast.Load()), arguments, []))
 
 
-async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, env: Mapping[str, str], cwd: str) -> None:
+async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, env: Mapping[str, str], cwd: str, uid: int) -> None:
     """Execute a Python cell.
 
     Args:
@@ -602,6 +608,7 @@ async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, 
         files: File tree of the guest, for ``open``.
         env: Environment that the cell sees in ``os.environ``.
         cwd: Working folder of the kernel.
+        uid: User id of the kernel.
     """
 
     def show(*values: object, sep: str = " ", end: str = "\n", file: object = None, flush: bool = False) -> None:
@@ -613,7 +620,7 @@ async def run_python(cell: Cell, namespace: dict[str, Any], files: MemoryFiles, 
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return _guest_os(env, cwd) if name == "os" else builtins.__import__(name, *rest)
 
-    namespace["__builtins__"] = {**vars(builtins), "print": show, "open": opener(files, cwd, UIDS["user"]), "__import__": load}
+    namespace["__builtins__"] = {**vars(builtins), "print": show, "open": opener(files, cwd, uid), "__import__": load}
     namespace["__sleep__"] = cell.sleep
     tree = ast.parse(cell.code)
     if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not cell.code.rstrip().endswith(";"):

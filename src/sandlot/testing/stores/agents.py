@@ -123,6 +123,8 @@ class AgentsSuite:
         assert [*first, *await store.agents.list_sessions(owner=ALICE, agent=of, before=position, limit=9)] == mine[::-1]
         await store.agents.append(other.id, [], change=SessionChange(SessionStatus.TERMINATED))
         assert list(await store.agents.list_sessions(owner=None, agent=None, archived=False, before=None, limit=9)) == [theirs, *reversed(mine)]
+        await store.agents.append(mine[1].id, [agent_event(6)], change=SessionChange(SessionStatus.TERMINATED))
+        assert list(await store.agents.list_sessions(owner=None, agent=of, archived=False, before=None, limit=9)) == [mine[2], mine[0]]
 
     async def test_unused_sessions_are_those_without_a_run_and_without_late_events(self, store: Store) -> None:
         running, late, first, second = (session(at_s) for at_s in (1, 3, 1, 2))

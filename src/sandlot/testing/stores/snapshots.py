@@ -49,7 +49,7 @@ class SnapshotsSuite:
             name="n" * 63,
             kind=SnapshotKind.FILES,
             size_bytes=1 << 50,
-            layer=True,
+            has_overlay=True,
             problem=HOSTILE_TEXT,
             idempotency_key=HOSTILE_TEXT,
             request_digest="0f" * 32,
@@ -72,7 +72,7 @@ class SnapshotsSuite:
         record = snapshot(name="set-up")
         assert not await store.snapshots.update(record, event(type="snapshot.never"))
         await store.snapshots.save(record)
-        verified = replace(record, layer=True, size_bytes=9)
+        verified = replace(record, has_overlay=True, size_bytes=9)
         assert await store.snapshots.update(verified, event(type="snapshot.verified"))
         assert await store.snapshots.get(record.id) == verified
         assert await store.snapshots.remove(record.id, event(type="snapshot.deleted"))

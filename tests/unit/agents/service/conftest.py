@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.agents.service.limits import AgentLimits
+from sandlot.agents.service.limits import HostedRunLimits
 from sandlot.agents.service.models import ModelEntry, ModelKind, Models
 from sandlot.agents.service.runtime import AgentRuntime
 from sandlot.agents.service.tool_servers import ToolServerEntry
@@ -20,7 +20,7 @@ from tests.support.scripted_model.endpoint import Endpoint, scripted_model
 from tests.support.scripted_model.steps import Conversation, Say, Script, Step
 from tests.support.service import Bench, bench
 
-DEFAULT_LIMITS = AgentLimits()
+DEFAULT_LIMITS = HostedRunLimits()
 TOOLS = ({"type": "mcp", "server": "code-exec"},)
 
 
@@ -40,7 +40,7 @@ class World:
     at: Bench
     endpoint: Endpoint
     kind: ModelKind
-    limits: AgentLimits = DEFAULT_LIMITS
+    limits: HostedRunLimits = DEFAULT_LIMITS
     timeout: float = 60.0
     servers: Mapping[str, ToolServerEntry] = field(default_factory=dict)
     runtime: AgentRuntime = field(init=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandlot.agents.service import conversation
-from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, AgentLimits
+from sandlot.agents.service.limits import MAX_MESSAGE_BYTES, HostedRunLimits
 from sandlot.agents.service.models import ModelKind
 from sandlot.agents.service.sandbox import SESSION
 from sandlot.model.access import OPERATOR, Principal
@@ -25,7 +25,7 @@ from tests.support.until import until
 from tests.unit.agents.service.conftest import MakeWorld, World, answer_results, in_turn
 
 COMPUTE = Call("run_code", {"code": "x = 6 * 7\nprint(x)"})
-MANY = AgentLimits(runs_per_key=10)
+MANY = HostedRunLimits(runs_per_key=10)
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WRITE = Call("run_code", {"code": f"import base64\nopen('/tmp/a.png', 'wb').write(base64.b64decode('{PNG}'))"})
 DRAW = (WRITE, Call("read_file", {"path": "/tmp/a.png"}))
@@ -187,14 +187,14 @@ async def test_response_that_is_cut_off_at_its_maximum_ends_the_run(make_world: 
 @pytest.mark.parametrize(
     "limits, told",
     [
-        (AgentLimits(model_requests=3), "3 requests"),
-        (AgentLimits(tool_calls=3), "3 times"),
-        (AgentLimits(session_tokens=1), "1 are allowed"),
-        (AgentLimits(session_cost_usd=0.000001), "US dollars"),
+        (HostedRunLimits(model_requests=3), "3 requests"),
+        (HostedRunLimits(tool_calls=3), "3 times"),
+        (HostedRunLimits(session_tokens=1), "1 are allowed"),
+        (HostedRunLimits(session_cost_usd=0.000001), "US dollars"),
     ],
     ids=["requests", "calls", "tokens", "cost"],
 )
-async def test_endless_calls_end_at_each_limit(make_world: MakeWorld, limits: AgentLimits, told: str) -> None:
+async def test_endless_calls_end_at_each_limit(make_world: MakeWorld, limits: HostedRunLimits, told: str) -> None:
     world = make_world(lambda _: COMPUTE, limits=limits)
     session = await world.session()
     events = await world.run(session)
@@ -208,7 +208,7 @@ async def test_endless_calls_end_at_each_limit(make_world: MakeWorld, limits: Ag
 
 
 async def test_run_ends_at_its_time_limit(make_world: MakeWorld) -> None:
-    world = make_world(lambda _: FOREVER, limits=AgentLimits(run_s=0.2))
+    world = make_world(lambda _: FOREVER, limits=HostedRunLimits(run_s=0.2))
     events = await world.run(await world.session())
     assert "0.2 seconds" in error(events)[1]
     assert kinds(events)[-3:] == ["tool_result", "error", "status_idle"]
@@ -252,7 +252,7 @@ async def test_two_messages_at_once_are_a_conflict(make_world: MakeWorld) -> Non
 
 
 async def test_runs_of_a_key_and_of_the_node_are_limited(make_world: MakeWorld, at: Bench) -> None:
-    world = make_world(lambda _: Hang(), limits=AgentLimits(runs_per_key=2, runs=3))
+    world = make_world(lambda _: Hang(), limits=HostedRunLimits(runs_per_key=2, runs=3))
     alice = await new_key(at)
     sessions = [await world.session() for _ in range(3)]
     theirs = [await world.session(alice) for _ in range(2)]
@@ -339,10 +339,48 @@ async def test_archive_ends_the_run_and_the_sandbox_and_keeps_the_events(make_wo
     assert not world.runtime.is_running
 
 
+async def test_sessions_of_an_archived_agent_continue(make_world: MakeWorld, at: Bench) -> None:
+    world = make_world(answer_results(COMPUTE))
+    session = await world.session()
+    await world.run(session)
+    agent = (await at.node.agents.get_session(OPERATOR, session)).agent
+    await at.node.agents.archive(OPERATOR, agent)
+    assert stop_reason(await world.run(session, "And again?")) == "end_turn"
+    with pytest.raises(ConflictError, match="archived"):
+        await world.runtime.create_session(OPERATOR, agent, SessionEnvironment("base"))
+
+
+async def test_deletion_of_an_agent_archives_its_sessions(make_world: MakeWorld, at: Bench) -> None:
+    alice = await new_key(at)
+    world = make_world(in_turn(COMPUTE, Say("Done."), COMPUTE, Say("Done."), FOREVER))
+    other, used = await world.session(alice), await world.session(alice)
+    for session in (other, used):
+        await world.run(session, principal=alice)
+    agent = (await at.node.agents.get_session(alice, used)).agent
+    running = (await world.runtime.create_session(alice, agent, SessionEnvironment("base"))).id
+    unused = (await world.runtime.create_session(OPERATOR, agent, SessionEnvironment("base"))).id
+    await world.runtime.send(alice, running, "Wait")
+    await world.until(running, "agent.tool_use")
+
+    await world.runtime.delete(alice, agent)
+    assert kinds(await world.events(running, principal=alice))[-3:] == ["tool_result", "status_idle", "status_terminated"]
+    for session in (used, running, unused):
+        assert (await at.node.agents.get_session(OPERATOR, session)).status is SessionStatus.TERMINATED
+    left = await at.node.agents.get_session(alice, other)
+    assert [each.id for each in at.sandboxes.list(OPERATOR)] == [left.sandbox]
+    assert not world.runtime.is_running
+    with pytest.raises(NotFoundError):
+        await world.runtime.delete(alice, agent)
+    with pytest.raises(ConflictError, match="archived"):
+        await world.runtime.send(alice, used, "Go on")
+    with pytest.raises(NotFoundError):  # an agent of another key
+        await world.runtime.delete(await new_key(at, "bob"), left.agent)
+
+
 async def test_sessions_without_events_are_deleted_after_their_time(make_world: MakeWorld, tmp_path: Path) -> None:
     clock = ManualClock()
     async with bench(tmp_path / "clocked", clock=clock) as at:
-        world = make_world(answer_results(*DRAW), limits=AgentLimits(session_keep_s=100))
+        world = make_world(answer_results(*DRAW), limits=HostedRunLimits(session_keep_s=100))
         world.at = at
         world.runtime = world.start()
         alice = await new_key(at)
@@ -364,7 +402,7 @@ async def test_sessions_without_events_are_deleted_after_their_time(make_world: 
 
 
 async def test_service_deletes_unused_sessions_while_it_runs(make_world: MakeWorld, at: Bench) -> None:
-    world = make_world(lambda _: Say("Hi."), limits=AgentLimits(session_keep_s=0))
+    world = make_world(lambda _: Say("Hi."), limits=HostedRunLimits(session_keep_s=0))
     await world.session()
 
     async def is_empty() -> bool:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.agents.service.limits import AgentLimits
-from sandlot.agents.service.tool_servers import ToolServerEntry, load_tool_servers
+from sandlot.agents.service.limits import HostedRunLimits
+from sandlot.agents.service.tool_servers import MAX_RESPONSE_BYTES, ToolServerEntry, load_tool_servers
 from sandlot.model.access import OPERATOR
 from sandlot.model.agents import AgentChange, AgentEventRecord
 from sandlot.model.errors import InvalidRequestError
 from sandlot.toolset.output import MAX_OUTPUT_CHARS
 from tests.support.scripted_model.steps import Call, Say, Step
 from tests.support.service import Bench
-from tests.support.tool_server import ToolServer, tool_server
+from tests.support.tool_server import Flood, ToolServer, tool_server
 from tests.unit.agents.service.conftest import MakeWorld, World, answer_results, in_turn
 
 TOKEN = f"token-{secrets.token_hex(8)}"
@@ -44,8 +44,8 @@ def error(events: list[AgentEventRecord]) -> dict[str, str]:
     return dict(found)
 
 
-def world_of(make_world: MakeWorld, found: ToolServerEntry, *steps: Step, limits: AgentLimits | None = None) -> World:
-    return make_world(in_turn(*steps), servers={"calculator": found}, limits=limits or AgentLimits())
+def world_of(make_world: MakeWorld, found: ToolServerEntry, *steps: Step, limits: HostedRunLimits | None = None) -> World:
+    return make_world(in_turn(*steps), servers={"calculator": found}, limits=limits or HostedRunLimits())
 
 
 async def test_model_calls_the_tools_of_a_server_beside_those_of_the_sandbox(make_world: MakeWorld, server: ToolServer) -> None:
@@ -85,6 +85,40 @@ async def test_tool_that_hangs_ends_at_the_time_limit_of_its_server(make_world: 
     assert events[-1].data["stop_reason"]["type"] == "end_turn"
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+async def test_result_without_end_is_an_error_that_names_the_limit(make_world: MakeWorld, content_type: str) -> None:
+    with tool_server(TOKEN, flood=Flood("tools/call", content_type)) as flooding:
+        world = world_of(make_world, entry(flooding.url), Call("calculator__add", {"a": 1, "b": 1}), Say("Failed."))
+        events = await world.run(await world.session(tools=BOTH))
+    assert f"it responded with more than {MAX_RESPONSE_BYTES:,} bytes, the maximum" in results(events)[0]
+    assert events[-1].data["stop_reason"]["type"] == "end_turn"
+    assert flooding.sent_bytes < 4 * MAX_RESPONSE_BYTES  # the buffers of the sockets have some MiB more than was read
+
+
+async def test_list_of_tools_without_end_ends_the_run_with_the_limit(make_world: MakeWorld) -> None:
+    with tool_server(TOKEN, flood=Flood("tools/list")) as flooding:
+        world = world_of(make_world, entry(flooding.url), Say("Hi."))
+        events = await world.run(await world.session(tools=BOTH))
+    assert (error(events)["type"], error(events)["mcp_server_name"]) == ("mcp_connection_failed_error", "calculator")
+    assert f"{MAX_RESPONSE_BYTES:,} bytes" in error(events)["message"]
+    assert flooding.sent_bytes < 4 * MAX_RESPONSE_BYTES
+
+
+async def test_compressed_result_is_an_error(make_world: MakeWorld) -> None:
+    with tool_server(TOKEN, flood=Flood("tools/call", is_compressed=True)) as flooding:
+        world = world_of(make_world, entry(flooding.url), Call("calculator__add", {"a": 1, "b": 1}), Say("Failed."))
+        events = await world.run(await world.session(tools=BOTH))
+    assert "it responded with compressed content, which is refused" in results(events)[0]
+
+
+@pytest.mark.parametrize("json_response", [False, True])
+async def test_long_result_within_the_limit_is_shortened(make_world: MakeWorld, *, json_response: bool) -> None:
+    with tool_server(TOKEN, json_response=json_response) as server:
+        world = world_of(make_world, entry(server.url), Call("calculator__repeat", {"count": MAX_RESPONSE_BYTES // 3}), Say("Done."))
+        events = await world.run(await world.session(tools=BOTH))
+    assert MAX_OUTPUT_CHARS < len(results(events)[0]) < MAX_OUTPUT_CHARS + 200
+
+
 async def test_interrupt_ends_a_call_of_a_server(make_world: MakeWorld, server: ToolServer) -> None:
     world = world_of(make_world, entry(server.url), Call("calculator__hang", {}))
     session = await world.session(tools=BOTH)
@@ -101,7 +135,7 @@ async def test_images_of_a_server_become_files_of_the_session(make_world: MakeWo
 
 
 async def test_calls_of_servers_count_for_the_limit(make_world: MakeWorld, server: ToolServer) -> None:
-    world = world_of(make_world, entry(server.url), Call("calculator__add", {"a": 1, "b": 1}), limits=AgentLimits(tool_calls=2))
+    world = world_of(make_world, entry(server.url), Call("calculator__add", {"a": 1, "b": 1}), limits=HostedRunLimits(tool_calls=2))
     events = await world.run(await world.session(tools=BOTH))
     assert error(events)["type"] == "tool_use_limit_reached_error"
     assert results(events)[:2] == ["2", "2"]

@@ -1,14 +1,15 @@
-"""Folders, accounts and files that the merge program adds to images, odd ones included."""
+"""Folders, accounts and files that the merge program adds to images, odd ones included, and the same files as those of built-in templates."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 
 from sandlot.builds.merge_program import main as program
 from sandlot.builds.merge_program.files import Files, Node
-from sandlot.images import plan, rootfs_layout
+from sandlot.images import command_lines, rootfs_layout, tree
 from sandlot.protocol import tar
 from tests.support.image_layers import FOLDER, SYMLINK, TIME_S, Entry, entry, job_of, layer_of
 
@@ -44,7 +45,7 @@ def test_empty_image_gets_everything(tmp_path: Path) -> None:
     assert text(files, "/usr/bin/sudo") == rootfs_layout.SUDO
     assert node(files, "/usr/bin/sudo").mode == 0o755
     assert text(files, "/etc/hostname") == "sandbox\n"
-    assert node(files, "/etc/hosts").mtime_ns == plan.BUILD_TIME_S * 10**9
+    assert node(files, "/etc/hosts").mtime_ns == command_lines.BUILD_TIME_S * 10**9
     assert not [line for line in lines if "warning" in line]
 
 
@@ -110,7 +111,7 @@ def test_dangling_links_in_place_of_folders_are_replaced(tmp_path: Path, target:
 
 def test_files_in_place_of_folders_are_replaced(tmp_path: Path) -> None:
     files, _ = furnish(tmp_path, *(entry(name, b"x") for name in ("home", "etc", "usr", "workspace", "dev", "tmp")))
-    assert node(files, "/home/user").uid == plan.USER_ID
+    assert node(files, "/home/user").uid == command_lines.USER_ID
     assert text(files, "/usr/bin/sudo") == rootfs_layout.SUDO
 
 
@@ -123,7 +124,7 @@ def test_links_to_folders_are_followed_inside_of_the_image(tmp_path: Path) -> No
         entry("var/roothome", kind=FOLDER, mode=0o750, owner=7),
     )
     assert files.root.children["home"].kind == tar.SYMLINK
-    assert node(files, "/var/home/user").uid == plan.USER_ID
+    assert node(files, "/var/home/user").uid == command_lines.USER_ID
     assert (node(files, "/var/home").mode, node(files, "/root").mode, node(files, "/root").uid) == (0o711, 0o750, 7)
 
 
@@ -135,7 +136,7 @@ def test_system_folders_are_emptied_and_temporary_files_stay(tmp_path: Path) -> 
 
 def test_folders_of_the_user_become_those_of_the_user(tmp_path: Path) -> None:
     files, _ = furnish(tmp_path, entry("workspace", kind=FOLDER), entry("workspace/file", b"x"))
-    assert (node(files, "/workspace").uid, node(files, "/workspace/file").uid) == (plan.USER_ID, 0)
+    assert (node(files, "/workspace").uid, node(files, "/workspace/file").uid) == (command_lines.USER_ID, 0)
 
 
 def test_home_gets_the_skeleton_but_no_file_is_replaced(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_home_gets_the_skeleton_but_no_file_is_replaced(tmp_path: Path) -> None:
         entry("etc/skel/folder/x", b"new"),
         entry("home/user/.profile", b"old"),
     )
-    assert (text(files, "/home/user/.bashrc"), node(files, "/home/user/.bashrc").uid) == ("new", plan.USER_ID)
+    assert (text(files, "/home/user/.bashrc"), node(files, "/home/user/.bashrc").uid) == ("new", command_lines.USER_ID)
     assert (node(files, "/home/user/.profile").size, node(files, "/home/user/.profile").mtime_ns) == (3, TIME_S * 10**9)
     assert "folder" not in node(files, "/home/user").children
 
@@ -159,3 +160,31 @@ def test_guest_of_the_image_is_replaced_by_ours(tmp_path: Path) -> None:
     assert placed.children["guest.zip"].path == str(tmp_path / "guest/guest.zip")
     assert files.resolve("/.dockerenv")[2] is None
     assert files.resolve("/etc/resolv.conf")[2] is None
+
+
+def test_layout_equals_that_of_builtin_templates(tmp_path: Path) -> None:
+    files = {
+        "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/false",
+        "etc/group": b"root:x:0:\nadm:x:4:",
+        "etc/shadow": b"root:*:19000:0:99999:7:::\n",
+        "etc/skel/.profile": b"p\n",
+        "etc/skel/.bashrc": b"b\n",
+        "usr/bin/sudo": b"of the image",
+        "bin/bash": b"",
+    }
+    merged, _ = furnish(tmp_path, *(entry(path, content, mode=0o640 if path == "etc/shadow" else 0o644) for path, content in files.items()))
+    folder = tmp_path / "tree"
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+        (folder / path).chmod(0o640 if path == "etc/shadow" else 0o644)
+    rootfs_layout.apply_layout(folder, rootfs_layout.FILES)
+    (folder / "tmp/.X11-unix").mkdir()  # the root image gets it (images/erofs_image.py)
+    (folder / "tmp/.X11-unix").chmod(0o1777)
+    expected = {
+        path: (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, (folder / path).read_bytes() if stat.S_ISREG(status.st_mode) else None)
+        for path, status in tree.walk(folder)
+    }
+    guest = str(tmp_path / "guest").strip("/")
+    added = {path: each for path, each in merged.walk() if path and not path.startswith(guest)}
+    assert {path: (each.mode, each.uid, each.gid, each.content) for path, each in added.items()} == expected

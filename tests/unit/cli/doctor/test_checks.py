@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from sandlot.cli.doctor import checks
 from sandlot.cli.doctor.checks import Report, check_driver, check_images, settle
 from sandlot.host.checks.finding import Finding
+from sandlot.host.free_space import FreeSpace
+from sandlot.images import build, recipe, recipe_files
+from sandlot.images.artifact_cache import ArtifactCache
 from sandlot.model.ports import Capabilities, DriverCapability, ProbeResult, RuntimeInfo
+from sandlot.server.settings import Settings
 
 YES = ProbeResult(ok=True)
 ALL = dict.fromkeys(DriverCapability, YES)
@@ -77,6 +82,27 @@ def test_images_are_there_or_can_be_made(subtests: pytest.Subtests) -> None:
             assert found.ok is ok
             assert Report((found,)).can_run == (ok or not is_required)
             assert bool(found.fix) is not ok
+
+
+def test_images_are_those_of_the_recipes_and_aliases_of_the_settings(tmp_path: Path) -> None:
+    key = recipe.image_key(recipe.lineage(recipe_files.shipped(), "base"), build.architecture())
+
+    def fill(folder: Path, _lock: int) -> None:
+        (folder / build.MANIFEST).write_text(json.dumps({"digest": "d", "size_bytes": 1, "files": 1}))
+
+    ArtifactCache(tmp_path, "images", FreeSpace(tmp_path)).ensure(key, fill, lambda: None)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.toml").write_text('from = "base"')
+    env = {
+        "SANDLOT_CACHE_DIR": str(tmp_path),
+        "SANDLOT_DATA_DIR": str(tmp_path),
+        "SANDLOT_RECIPES_DIR": str(tmp_path / "recipes"),
+        "SANDLOT_TEMPLATE_ALIASES": "code-interpreter=base,small=base",
+    }
+    (check,) = [each for each in checks._checks(Settings.load(env)) if each.task.name == "images"]  # noqa: SLF001 - the others take seconds
+    (found,) = checks.inspect_images(**json.loads(json.dumps(check.task.keywords)))
+    assert found["facts"]["built"] == ["base", "code-interpreter", "small"]
+    assert {"mine", "claude"} <= {part["name"] for part in found["parts"]}
 
 
 def test_what_a_killed_doctor_left_is_swept_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sandlot.core.resources import drivers
 from sandlot.model.access import OPERATOR
+from sandlot.model.templates import BuildStatus
 from tests.support.until import until
 from tests.unit.compat.shared import SharedBench, ok
 
@@ -212,3 +213,20 @@ async def test_network_update_opens_and_closes_ports_only_by_name(http: httpx.As
         seen.append((shown["allowPublicTraffic"], shown.get("maskRequestHost")))
     assert seen == [(True, None), (True, None), (False, "a"), (False, "a"), (True, "a")]
     assert "example.com" in refused(await http.put(f"{here}/network", json={"maskRequestHost": "a b"}), 400)
+
+
+@pytest.mark.parametrize("field", ["cpuCount", "memoryMB", "minFreeDiskMb"])
+@pytest.mark.parametrize("number", [str(10**400), "9" * 4_299])  # no float, and too long for Python to print a product
+async def test_huge_limits_of_a_build_are_refused(http: httpx.AsyncClient, field: str, number: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = await http.post("/e2b/v3/templates", content=f'{{"name": "a", "{field}": {number}}}', headers=headers)
+    assert response.status_code == 400, response.text
+
+
+async def test_build_with_an_invalid_step_has_failed(at: SharedBench, http: httpx.AsyncClient) -> None:
+    asked = ok(await http.post("/e2b/v3/templates", json={"name": "invalid-step"}), 202)
+    url = f"/e2b/v2/templates/{asked['templateID']}/builds/{asked['buildID']}"
+    response = await http.post(url, json={"fromTemplate": "base", "steps": [{"type": "NONSENSE", "args": []}]})
+    assert response.status_code == 400, response.text
+    build = await at.service.node.template_builds.get_build(OPERATOR, asked["buildID"])
+    assert (build.status, "NONSENSE" in build.error) == (BuildStatus.FAILED, True)

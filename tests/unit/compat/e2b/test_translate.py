@@ -299,12 +299,14 @@ def test_code_without_context_runs_in_the_default_of_its_language() -> None:
         == operations.select_context(default, None)
         == (default, "python")
     )
-    assert operations.select_context(None, "JS") == (operations.DEFAULTS["javascript"], "javascript")
+    for name, language in (("JS", "javascript"), ("TypeScript", "typescript"), ("R", "r")):
+        assert operations.select_context(None, name) == (operations.DEFAULTS[language], language)
     assert operations.select_context("ctx-1", None) == ("ctx-1", None)
     with pytest.raises(InvalidRequestError):
         operations.select_context("ctx-1", "python")
-    with pytest.raises(InvalidRequestError):
-        operations.select_context(None, "r")
+    with pytest.raises(InvalidRequestError) as refused:
+        operations.select_context(None, "java")
+    assert "`languages`" in refused.value.hint
 
 
 def test_template_of_the_key_has_priority_over_a_name_of_e2b() -> None:

@@ -218,3 +218,11 @@ async def test_wake_time_counts_against_the_default_timeout(
         assert found is not None, text
         assert 0 < float(found[1]) <= 1.4
     assert "ended after 1.7 s" in refused(asked, 500)
+
+
+@pytest.mark.parametrize("field", ["size_mb", "cpu", "memory_mb"])
+@pytest.mark.parametrize("number", [str(10**400), "9" * 4_299, "9" * 5_000])
+async def test_huge_limits_of_a_build_are_refused(http: httpx.AsyncClient, field: str, number: str) -> None:
+    response = await http.post("/pandastack/v1/templates/build", data={"name": "a", "image_ref": "base", field: number})
+    assert response.status_code == 400, response.text
+    assert field in response.text

@@ -63,7 +63,7 @@ async def test_invalid_create_requests_create_nothing(http: httpx.AsyncClient, a
 
 
 async def test_unenforced_options_are_refused_with_the_reason(http: httpx.AsyncClient) -> None:
-    assert "unknown template: desktop." in refused(await http.post(f"{HERE}/sandboxes", json={"templateID": "desktop"}), 400)
+    assert "unknown template: opencode." in refused(await http.post(f"{HERE}/sandboxes", json={"templateID": "opencode"}), 400)
 
 
 async def test_command_that_cannot_start_or_times_out_responds_502(http: httpx.AsyncClient, box: str) -> None:
@@ -163,8 +163,8 @@ async def test_invalid_file_timeout_and_template_requests_are_refused(http: http
         refused(await http.get(f"{url}/files", params={"path": path}), status)
     for path, body in (("timeout", {"timeout": 3601}), ("timeout", {}), ("refreshes", {"duration": 0}), ("refreshes", {"timeout": 5})):
         refused(await http.post(f"{url}/{path}", json=body), 400)
-    assert "unknown template: desktop." in refused(await http.get(f"{HERE}/templates/desktop"), 404)
-    refused(await http.get(f"{HERE}/templates/aliases/desktop"), 404)
+    assert "unknown template: opencode." in refused(await http.get(f"{HERE}/templates/opencode"), 404)
+    refused(await http.get(f"{HERE}/templates/aliases/opencode"), 404)
 
 
 async def test_downloads_are_attachments_with_their_name(http: httpx.AsyncClient, box: str) -> None:

@@ -67,7 +67,9 @@ async def test_protocol_revision_is_negotiated(http: httpx.AsyncClient) -> None:
     [
         ("execute_code", {"language": "bash"}, "code"),
         ("execute_code", {"language": "bash", "code": "", "surplus": 1}, "surplus"),
-        ("execute_code", {"language": "go", "code": ""}, "python3"),
+        ("execute_code", {"language": "cobol", "code": ""}, "python3"),
+        ("execute_code", {"language": "go", "code": ""}, "cannot run programs in Go"),
+        ("session_create", {"language": "go"}, "Sessions do not run Go"),
         ("list_languages", {"x": 1}, "x"),
         ("session_create", {"language": "bash", "idle_ttl": 1}, "idle_ttl"),
         ("session_execute", {"session_id": "none", "code": "1"}, "no session"),

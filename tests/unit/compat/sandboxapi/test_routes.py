@@ -55,7 +55,8 @@ async def test_malformed_requests_are_refused_in_the_vendors_format(http: httpx.
         refused(await http.post(f"{HERE}/v1/execute", json=body), 400)
     for asked in ({"language": "java"}, {"language": "bash", "idle_ttl": 1}, {}):
         refused(await http.post(f"{HERE}/v1/sessions", json=asked), 400)
-    assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
+    assert "python3 (python, py)" in refused(await http.post(f"{HERE}/v1/execute", json={"language": "cobol", "code": ""}), 400)
+    assert "/v1/execute" in refused(await http.post(f"{HERE}/v1/sessions", json={"language": "go"}), 400)
 
 
 async def all_gone(http: httpx.AsyncClient, session: str) -> None:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sandlot.compat.sandboxapi import translate
+from sandlot.model import languages
 from sandlot.model.access import OwnerId, Principal, Quota
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.executions import CellError, CodeResult, CodeStatus
 from sandlot.model.ids import new_process_id
 from sandlot.model.output_capture import OutputCapture
-from sandlot.model.programs import Result, Status
+from sandlot.model.programs import ProgramResult, ProgramStatus
 from tests.support.cases import cases
 from tests.support.scripted_node import sandbox_info
 
@@ -26,16 +27,47 @@ def test_language_aliases_are_translated(word: str, id_: str) -> None:
     assert translate.language(word).id == id_
 
 
-@cases("status", Status)
-def test_every_status_is_known_to_callers(status: Status) -> None:
-    response = translate.execute_response(Result(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0])
+def test_language_has_its_version_or_none() -> None:
+    python, go = languages.language_of("python"), languages.language_of("go")
+    response = translate.language_response(languages.AvailableLanguage(python, "base", "3.11.2"))
+    assert (response.id, response.version, response.aliases, response.file_extension) == ("python3", "3.11.2", ["python", "py"], ".py")
+    assert translate.language_response(languages.AvailableLanguage(go, None, None)).version == ""
+
+
+def test_languages_of_the_vendor_have_its_names() -> None:
+    theirs = {
+        "python3": {"python", "py"},
+        "javascript": {"js", "node"},
+        "typescript": {"ts"},
+        "bash": {"sh", "shell"},
+        "java": {"jdk"},
+        "cpp": {"c++"},
+        "c": {"gcc"},
+        "go": {"golang"},
+    }
+    ours = {each.id: set(each.aliases) for each in translate.LANGUAGES}
+    assert {id_: aliases <= ours[id_] for id_, aliases in theirs.items()} == dict.fromkeys(theirs, True)
+
+
+def test_session_refuses_a_language_without_state() -> None:
+    with pytest.raises(InvalidRequestError, match="Sessions do not run Java") as refused:
+        translate.session_params(translate.language("jdk"), None, PRINCIPAL)
+    assert "/v1/execute" in (refused.value.hint or "")
+    assert "python3" in (refused.value.hint or "")
+
+
+@cases("status", ProgramStatus)
+def test_every_status_is_known_to_callers(status: ProgramStatus) -> None:
+    response = translate.execute_response(
+        ProgramResult(status, "python", "out", "err", 137, 9, 1.5, 0.25, 2048, detail="Why."), translate.LANGUAGES[0]
+    )
     assert response.status in KNOWN
     assert (response.stdout, response.stderr, response.exit_signal) == ("out", "err\nWhy.\n", "SIGKILL")
     assert (response.execution_time_ms, response.wall_time_ms, response.memory_used_kb, response.language) == (250, 1500, 2, "python3")
 
 
 def test_missing_measurements_have_defaults() -> None:
-    response = translate.execute_response(Result(Status.COMPLETED, "bash", "", "", 0, None, 1.5), translate.language("bash"))
+    response = translate.execute_response(ProgramResult(ProgramStatus.COMPLETED, "bash", "", "", 0, None, 1.5), translate.language("bash"))
     assert (response.execution_time_ms, response.memory_used_kb, response.exit_signal, response.id, response.stderr) == (1500, 0, None, "", "")
 
 
@@ -94,3 +126,8 @@ def test_session_has_an_idle_timeout_and_a_deadline_only_by_quota() -> None:
     for wrong in (4, 0, -1, float("nan"), 1e9):
         with pytest.raises(InvalidRequestError, match="idle_ttl"):
             translate.session_params(language, wrong, PRINCIPAL)
+
+
+@cases("word, needed", [("python3", "python"), ("ts", "javascript"), ("bash", "bash"), ("r", "r")])
+def test_session_needs_the_interpreter_of_its_language(word: str, needed: str) -> None:
+    assert translate.language(word).session_needs == needed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import tarfile
 from contextlib import suppress
 from typing import Any
 
@@ -12,13 +14,19 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from sandlot.builds import uploads
+from sandlot.builds.merged_root_images import MergedRootImages
+from sandlot.model.access import OPERATOR, Principal
 from sandlot.model.ports import Exit, ExitReason
+from sandlot.model.templates import BuiltRoot, TemplateSettings
 from tests.support.cases import cases
 from tests.support.until import until
 from tests.unit.compat.shared import SharedBench, ok
 
 HERE = "/tensorlake"
 NAMED = f"{HERE}/v1/namespaces/default"
+_LONG_NAME = tarfile.TarInfo("long name of the next entry")
+_LONG_NAME.type, _LONG_NAME.size = tarfile.GNUTYPE_LONGNAME, 2
 RESOURCES = {"cpus": 1.0, "memory_mb": 512}
 
 
@@ -203,6 +211,41 @@ async def test_sandboxes_of_another_owner_are_not_found(at: SharedBench) -> None
             refused(await stranger.request(method, f"{pools}/{pool}{path}"), 404)
 
 
+async def built(at: SharedBench, principal: Principal, name: str) -> None:
+    """Give a key an image of its own."""
+    records = at.node.template_builds
+    _, build = await records.request(principal, name)
+    begun = await records.begin(build)
+    assert begun is not None
+    await records.finish(begun, BuiltRoot((), 1, "", "base"), TemplateSettings())
+
+
+async def test_pool_keeps_its_image_under_each_name(at: SharedBench, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def digest(*_: object) -> str:
+        return "0" * 64
+
+    monkeypatch.setattr(MergedRootImages, "digest", digest)
+    for image in ("first", "second"):
+        await built(at, OPERATOR, image)
+    body = {"image": "first:default", "resources": RESOURCES, "warm_containers": 0}
+    pool = f"{NAMED}/sandbox-pools/" + ok(await http.post(f"{NAMED}/sandbox-pools", json=body))["pool_id"]
+    for image in ("first:default", "first"):
+        ok(await http.put(pool, json={**body, "image": image}))
+    assert "image" in refused(await http.put(pool, json={**body, "image": "second"}), 400)
+    for image in ("first", "second"):
+        await at.node.template_builds.delete(OPERATOR, image)
+
+
+async def test_claim_never_starts_another_image_of_the_same_name(at: SharedBench) -> None:
+    record, key = await at.service.api_keys.create("renamed")
+    async with at.client(key) as client:
+        body = {"image": "base", "resources": RESOURCES, "warm_containers": 0}
+        pool = f"{NAMED}/sandbox-pools/" + ok(await client.post(f"{NAMED}/sandbox-pools", json=body))["pool_id"]
+        ok(await client.post(f"{pool}/sandboxes"))
+        await built(at, Principal(record.id, "renamed"), "base")
+        assert "is not that of pool" in refused(await client.post(f"{pool}/sandboxes"), 409)
+
+
 async def test_invalid_pools_are_refused(http: httpx.AsyncClient) -> None:
     body = {"image": "base", "resources": RESOURCES, "warm_containers": 0}
     for wrong in ({"image": "nope", "resources": {}}, {"resources": {}, "warm_containers": 3, "max_containers": 2}):
@@ -228,3 +271,49 @@ async def test_quota_decides_about_unauthenticated_access(at: SharedBench, http:
         assert ok(await client.get(f"{NAMED}/sandboxes")) == {"sandboxes": []}
     shown = ok(await http.patch(f"{NAMED}/sandboxes/{box}", json={**public, "exposed_ports": [81, 80]}))
     assert (shown["allow_unauthenticated_access"], shown["exposed_ports"]) == (True, [81, 80])
+
+
+@pytest.mark.parametrize("field", ["memory_mb", "disk_mb"])
+async def test_huge_limits_are_refused(http: httpx.AsyncClient, field: str) -> None:
+    content = f'{{"image": "base", "resources": {{"{field}": {"9" * 4_299}}}}}'
+    assert "resources" in refused(await http.post(f"{NAMED}/sandboxes", content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+async def admitted(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    """Admit a build."""
+    build: dict[str, Any] = ok(await http.post(f"{HERE}/images/v4/builds", json={"kind": "dockerfile", "name": name, "build_args": {"A": "b"}}), 201)
+    return build
+
+
+async def test_values_of_a_build_cannot_be_replaced_by_an_upload(http: httpx.AsyncClient) -> None:
+    build = (await admitted(http, "replaced"))["build_id"]
+    for value in (b"[[]]", b"[" * 100_000):
+        (await http.put(f"/v1/build-contexts/build-{build}", content=value)).raise_for_status()
+        assert ok(await http.get(f"{HERE}/images/v4/builds/{build}"))["kind"] == "dockerfile"
+    assert (await http.put(f"/v1/build-contexts/.value-build-{build}", content=b"[]")).status_code == 400
+
+
+async def test_build_whose_values_cannot_be_stored_blocks_nothing(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(uploads, "MIN_FREE_BYTES", 1 << 60)
+        refused(await http.post(f"{HERE}/images/v4/builds", json={"kind": "dockerfile", "name": "full"}), 507)
+    await admitted(http, "full")
+
+
+async def test_concurrent_admissions_of_an_image_make_one_build(http: httpx.AsyncClient) -> None:
+    body = {"kind": "dockerfile", "name": "twice"}
+    asked = await asyncio.gather(*(http.post(f"{HERE}/images/v4/builds", json=body, headers={"Idempotency-Key": "twice"}) for _ in range(4)))
+    ids = {each.json().get("build_id") or each.json()["active_build_id"] for each in asked}
+    assert (len(ids), {each.status_code for each in asked} <= {201, 409}) == (1, True)
+
+
+@cases("content", [bytes(10_240), (_LONG_NAME.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 2_000 + bytes(1024)])
+async def test_build_whose_context_has_no_dockerfile_has_failed(http: httpx.AsyncClient, content: bytes) -> None:
+    build = await admitted(http, "no-dockerfile")
+    link = build["context_upload"]["url"]
+    (await http.put(link[link.index(HERE) :], content=content)).raise_for_status()
+    digest = hashlib.sha256(content).hexdigest()
+    refused(await http.post(f"{HERE}/images/v4/builds/{build['build_id']}/context/seal", json={"digest": digest}), 400)
+    assert ok(await http.get(f"{HERE}/images/v4/builds/{build['build_id']}"))["status"] == "failed"
+    another = await admitted(http, "no-dockerfile")
+    ok(await http.post(f"{HERE}/images/v4/builds/cancel", json={"build_id": another["build_id"]}))

@@ -201,6 +201,6 @@ def test_requirements_files_are_options_and_are_read_in_the_working_directory() 
     assert (spec.cwd, install_spec(WHAT).cwd) == (None, "/")
 
 
-def test_only_apt_runs_as_root_by_default() -> None:
-    assert [install_spec(InstallParams(manager, ("ab",))).user for manager in Manager] == [User.USER, User.USER, User.ROOT]
+def test_only_apt_runs_as_root_and_the_others_as_the_user_of_the_sandbox() -> None:
+    assert [install_spec(InstallParams(manager, ("ab",))).user for manager in Manager] == [None, None, User.ROOT]
     assert install_spec(InstallParams(Manager.PIP, ("ab",), user=User.ROOT)).user == User.ROOT

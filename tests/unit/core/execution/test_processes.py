@@ -66,6 +66,15 @@ async def test_run_whose_guest_falls_silent_fails_at_the_end_of_the_grace_time(t
             await node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("sleep", "1000"), timeout_s=0.1))
 
 
+@pytest.mark.parametrize("program, hint", [("Rscript", "Use the template `languages`"), ("no-such-program", "Check the name")])
+async def test_missing_interpreter_is_reported_with_the_template_that_has_it(tmp_path: Path, program: str, hint: str) -> None:
+    async with open_node(NodeState(tmp_path)) as node:
+        sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))
+        for start in (node.services.processes.run, node.services.processes.launch):
+            with pytest.raises(NotFoundError, match=hint):
+                await start(OPERATOR, sandbox.id, ProcessSpec((program, "program.R")))
+
+
 async def test_client_lost_by_a_hibernation_kills_no_process(tmp_path: Path) -> None:
     async with open_node(NodeState(tmp_path)) as node:
         sandbox = await node.sandboxes.create(OPERATOR, CreateSandboxParams(template="base"))

@@ -79,12 +79,12 @@ async def test_sandbox_whose_guest_does_not_respond_is_paused(state: NodeState, 
 
 
 async def test_sandbox_whose_guest_does_not_respond_stays_paused_at_a_resume(state: NodeState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspend, "UNWILLING_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(drivers, "STEP_TIMEOUT_S", 0.01)
     async with open_node(state) as node:
         sandbox = await node.sandboxes.create(OPERATOR, BASE)
         await node.sandboxes.pause(OPERATOR, sandbox.id)
         node.guest(sandbox).is_silent = True
+        monkeypatch.setattr(suspend, "UNWILLING_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(drivers, "STEP_TIMEOUT_S", 0.5)  # the steps of the driver end within this time on a busy machine
         with pytest.raises(TimeoutExceededError):
             await node.sandboxes.resume(OPERATOR, sandbox.id)
         assert (sandbox.state, node.instance(sandbox).is_paused) == (State.PAUSED, True)

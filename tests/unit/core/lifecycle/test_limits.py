@@ -316,7 +316,7 @@ class TestAFullNode:
         assert (await promised(at)).memory_bytes == 3 * GIB + 513 * MIB
 
     async def test_warm_sandboxes_are_evicted_for_a_sandbox_that_grows(self, at: Bench, sandbox: Sandbox) -> None:
-        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LimitsChange.to(LIMITS), PoolSizes(2, 2))
         pool = live_pools(at.service.node)[made.id]
         await until(lambda: len(pool.ready) == 2)
         await at.sandboxes.update(OPERATOR, sandbox.id, UpdateSandboxParams(limits=LimitsChange(memory_bytes=3 * GIB)))
@@ -325,7 +325,7 @@ class TestAFullNode:
     async def test_update_over_the_quota_evicts_nothing(self, at: Bench) -> None:
         principal = Principal(OwnerId("a" * 12), "alice", quota=Quota(memory_bytes=2 * GIB))
         one = await at.sandboxes.create(principal, replace(BASE, limits=LimitsChange.to(LIMITS)))
-        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LIMITS, PoolSizes(2, 2))
+        made = await at.service.node.pools.create(OPERATOR, "base", "auto", LimitsChange.to(LIMITS), PoolSizes(2, 2))
         pool = live_pools(at.service.node)[made.id]
         await until(lambda: len(pool.ready) == 2)
         with pytest.raises(LimitError):

@@ -36,7 +36,7 @@ class GuestPlaces:
     @property
     def rounds(self) -> list[int]:
         """Number of rounds in each request that made the guest's kernel drop unused folders."""
-        return [request["free"][0][-1] for request in self.requests if "free" in request]
+        return [request["unbind_if_unused"][0][-1] for request in self.requests if "unbind_if_unused" in request]
 
 
 @pytest.fixture
@@ -85,4 +85,4 @@ async def test_failed_detach_attaches_the_volume_again(node: MemoryNode, guest: 
         await node.internals.mounts.detach(OPERATOR, sandbox.id, "/data")
 
     assert [(mount.path, mount.changing) for mount in sandbox.spec.volumes] == [("/data", False)]
-    assert [place[1] for place in guest.requests[-1]["there"]] == ["/data"]
+    assert [place[1] for place in guest.requests[-1]["bind"]] == ["/data"]

@@ -11,6 +11,7 @@ import pytest
 
 from sandlot.core.pools.build_snapshots import PAUSE_S
 from sandlot.core.pools.models import content_of
+from sandlot.core.pools.template_snapshots import CHECK_S
 from sandlot.core.sandbox import Sandbox
 from sandlot.model.access import LOCAL, OPERATOR, Principal, Quota
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, UnavailableError
@@ -19,10 +20,10 @@ from sandlot.model.ports import DriverCapability
 from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
 from sandlot.model.specs import GIB, Limits, ProcessSpec, TemplateRef, User
 from sandlot.model.templates import TemplateDefaults
+from sandlot.testing.memory import files
 from sandlot.testing.memory.process import ProgramContext
-from tests.support.node import MemoryNode, NodeState, open_node, run_pending, settled
+from tests.support.node import MemoryNode, NodeState, PoolStatus, open_node, run_pending, settled
 
-DIGEST = "sha256 of the base"
 WEB = CreateSandboxParams(template="base")
 
 
@@ -59,12 +60,13 @@ class Build:
         self.node, self.programs, self.output = node, Programs(node), b""
         templates = node.state.templates
         self.resolved = templates._current("base")  # noqa: SLF001 - the build of the template
-        self.template = TemplateRef(LOCAL, "base", self.resolved.root.digest)
+        self.template = TemplateRef(LOCAL, "base", self.resolved.root.digest, "first")
         self.use(TemplateDefaults(limits=Limits(memory_bytes=2 * GIB), cwd="/srv/app", user=User.ROOT, start_command="serve", ready_command="ready"))
 
     def use(self, defaults: TemplateDefaults) -> None:
         """Let the build have other settings."""
-        self.defaults = self.node.state.templates.defaults_of["base"] = replace(defaults, digest=self.resolved.root.digest)
+        self.defaults = replace(defaults, digest=self.resolved.root.digest, build=defaults.build or "first")
+        self.node.state.templates.defaults_of["base"] = self.defaults
 
     async def save(self, principal: Principal = OPERATOR) -> int:
         """Make the snapshot."""
@@ -162,14 +164,94 @@ async def test_restore_without_room_keeps_the_snapshot(build: Build) -> None:
 
 
 async def test_warm_sandbox_of_a_pool_runs_the_start_command_already(build: Build) -> None:
-    pool = await build.node.pools.create(OPERATOR, "base", "gvisor", build.defaults.limits, PoolSizes(warm=1, max=1))
-    for _ in range(3):  # the first check of the pools, the snapshot, and the pause after it
-        build.node.clock.advance(2.0)
-        await build.node.pools.run_until_idle()
+    pool = await fill(build)
     (warm,) = pool.pool.ready
     sandbox, has_started = await build.create()
     assert (sandbox.id, has_started) == (warm.id, False)
     await build.node.pools.delete(OPERATOR, pool.pool.id)
+    await build.node.pools.run_until_idle()
+
+
+async def fill(build: Build, owner: Principal = OPERATOR, limits: Limits | None = None, warm: int = 1) -> PoolStatus:
+    """Make a pool of the template, and fill it."""
+    made = await build.node.pools.create(owner, "base", "gvisor", limits or build.defaults.limits, PoolSizes(warm=warm, max=warm))
+    for _ in range(3):  # the first check of the pools, the snapshot, and the pause after it
+        build.node.clock.advance(2.0)
+        await build.node.pools.run_until_idle()
+    return made
+
+
+async def test_snapshots_of_a_build_and_of_its_pools_do_not_replace_each_other(build: Build) -> None:
+    await build.save()
+    pools = [await fill(build), await fill(build, limits=replace(build.defaults.limits, memory_bytes=GIB))]
+    assert len(build.snapshots) == 3
+    build.use(replace(build.defaults, ready_command="another"))
+    await build.save()
+    assert len(build.snapshots) == 4
+    replaced = {None if each.snapshot is None else each.snapshot.key for each in pools}
+    await build.node.clock.pass_s(CHECK_S + 5, 1.0)
+    await build.node.pools.run_until_idle()
+    current = [build.node.pools.find(OPERATOR, each.pool.id) for each in pools]
+    assert all(each.snapshot is not None and each.snapshot.key not in replaced for each in current)
+    assert len(build.snapshots) == 4
+    for each in pools:
+        await build.node.pools.delete(OPERATOR, each.pool.id)
+    await build.node.pools.run_until_idle()
+    await build.node.internals.build_snapshots.prune({content_of(LOCAL, build.resolved.env, build.defaults)})
+    assert len(build.snapshots) == 3  # shared pools may come back
+
+
+async def test_end_of_a_private_pool_keeps_the_snapshot_of_the_build(build: Build) -> None:
+    build.use(replace(build.defaults, start_command="", ready_command=""))
+    await build.save()
+    (before,) = build.snapshots
+    record, _ = await build.node.keys.create("alice")
+    alice = build.node.keys.principal_of(record.id)
+    assert alice is not None
+    pools = [await fill(build, alice), await fill(build, alice, replace(build.defaults.limits, memory_bytes=GIB))]
+    assert len(build.snapshots) == 2
+    for each in pools:
+        await build.node.pools.delete(alice, each.pool.id)
+    for _ in range(3):
+        build.node.clock.advance(2.0)
+        await build.node.pools.run_until_idle()
+    assert build.snapshots == [before]
+
+
+async def test_sandbox_is_never_that_of_an_earlier_build_with_the_same_files(build: Build) -> None:
+    templates = build.node.state.templates
+    templates.envs.update({"first": {"MODE": "first"}, "second": {"MODE": "second"}})
+    build.use(replace(build.defaults, start_command="", ready_command=""))
+    made = await fill(build, warm=2)
+    assert [warm.template.build for warm in made.pool.ready] == ["first", "first"]
+    first = await build.node.sandboxes.create(OPERATOR, WEB)
+    build.use(replace(build.defaults, build="second"))
+    for limits in (LimitsChange(), LimitsChange(memory_bytes=GIB)):
+        second = await build.node.sandboxes.create(OPERATOR, replace(WEB, limits=limits))
+        for sandbox, mode in ((first, "first"), (second, "second")):
+            result = await build.node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("printenv", "MODE")))
+            assert (result.stdout.text(), sandbox.spec.template.build) == (f"{mode}\n", mode)
+    await build.node.clock.pass_s(CHECK_S + 5, 1.0)
+    await build.node.pools.run_until_idle()
+    await settled(lambda: {warm.template.build for warm in made.pool.ready} == {"second"})
+    await build.node.pools.delete(OPERATOR, made.pool.id)
+    await build.node.pools.run_until_idle()
+
+
+async def test_pool_of_other_limits_serves_only_its_build(build: Build) -> None:
+    templates = build.node.state.templates
+    templates.envs.update({"first": {"MODE": "first"}, "second": {"MODE": "second"}})
+    build.use(replace(build.defaults, start_command="", ready_command=""))
+    made = await fill(build, limits=replace(build.defaults.limits, memory_bytes=GIB))
+    build.use(replace(build.defaults, build="second"))
+    booted = len(build.node.driver.booted)
+    build.node.driver.faults.raises["restore"] = [ConflictError("The snapshot of the first build is not restored.")]
+    sandbox = await build.node.sandboxes.create(OPERATOR, replace(WEB, limits=LimitsChange(memory_bytes=GIB)))
+    result = await build.node.services.processes.run(OPERATOR, sandbox.id, ProcessSpec(("printenv", "MODE")))
+    assert (result.stdout.text(), len(build.node.driver.booted)) == ("second\n", booted + 1)
+    assert build.node.driver.faults.raises["restore"] != [], "nothing was restored"
+    build.node.driver.faults.raises.clear()
+    await build.node.pools.delete(OPERATOR, made.pool.id)
     await build.node.pools.run_until_idle()
 
 
@@ -224,6 +306,19 @@ async def test_template_without_a_start_command_has_a_snapshot_too(build: Build)
     await build.node.sandboxes.create(OPERATOR, WEB)
 
 
+async def test_template_without_a_shell_has_a_snapshot_too(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = build.node.driver.scripts.programs
+    for name in ("sh", "bash"):
+        del programs[name]
+        monkeypatch.delitem(files._FILES, f"/bin/{name}")  # noqa: SLF001 - there is no other way to take files from a new guest
+    programs["ready"] = programs["done"]
+    assert await build.save() > 0
+    sandbox = await build.node.sandboxes.create(OPERATOR, WEB)
+    (process,) = await build.node.services.processes.list(OPERATOR, sandbox.id)
+    assert (process.argv, process.running) == (("serve",), True)
+    assert ["serve"] not in [each["argv"] for each in build.node.guest(sandbox).requests("process.start")]
+
+
 async def test_driver_without_snapshots_runs_the_start_command_in_the_build_and_in_each_sandbox(tmp_path: Path) -> None:
     state = NodeState(tmp_path, capabilities=set(DriverCapability) - {DriverCapability.SNAPSHOT})
     async with open_node(state) as node:
@@ -237,10 +332,12 @@ async def test_driver_without_snapshots_runs_the_start_command_in_the_build_and_
 
 async def test_snapshots_of_builds_that_are_gone_are_removed(build: Build) -> None:
     await build.save()
-    needed = content_of(LOCAL, build.resolved.root.digest, build.resolved.env, build.defaults.start)
+    needed = content_of(LOCAL, build.resolved.env, build.defaults)
     await build.node.internals.build_snapshots.prune({needed})
     assert len(build.snapshots) == 1
-    await build.node.internals.build_snapshots.prune({content_of(LOCAL, DIGEST, {}, None)})
+    await build.node.internals.build_snapshots.prune(
+        {content_of(LOCAL, build.resolved.env, replace(build.defaults, limits=Limits(memory_bytes=GIB)))}
+    )
     assert build.snapshots == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 from sandlot.core.pools.models import (
     SNAPSHOT_DISK_BYTES,
-    PoolConfig,
     PoolId,
+    PoolSetting,
     PoolSpec,
     SnapshotRecipe,
     TemplateSnapshotSpec,
+    build_snapshot_spec,
+    content_of,
     default_pools,
     parse_pools,
     snapshot_inputs,
@@ -26,7 +29,7 @@ from sandlot.model.access import LOCAL, OwnerId
 from sandlot.model.errors import InvalidRequestError
 from sandlot.model.pools import DEFAULT_MAX, PoolSizes
 from sandlot.model.specs import GIB, MIB, Limits, RootFs, TemplateRef, User
-from sandlot.model.templates import TemplateStart
+from sandlot.model.templates import TemplateDefaults, TemplateStart
 
 SPEC = PoolSpec(TemplateRef(LOCAL, "base"), "gvisor", Limits())
 TEMPLATE = ResolvedTemplate(root=RootFs("a" * 64, Path("/roots/a")), env={"PATH": "/bin", "LANG": "C.UTF-8"})
@@ -110,25 +113,21 @@ def test_sizes_out_of_range_are_refused(sizes: dict[str, int]) -> None:
 # The setting ----------------------------------------------------------------------------------------------------------
 
 
-def config(template: str, sizes: PoolSizes) -> PoolConfig:
-    return PoolConfig(PoolSpec(TemplateRef(LOCAL, template), "auto", Limits()), sizes)
-
-
 @pytest.mark.parametrize(
-    "text, configs",
+    "text, pools",
     [
         ("", ()),
         ("none", ()),
         (" none ", ()),
-        ("base=1", (config("base", PoolSizes(1, DEFAULT_MAX)),)),
-        ("base=7", (config("base", PoolSizes(7, 7)),)),
-        ("base=2:2", (config("base", PoolSizes(2, 2)),)),
-        ("code-interpreter=2:4, base=1:1+3", (config("code-interpreter", PoolSizes(2, 4)), config("base", PoolSizes(1, 1, 3)))),
-        ("base=0:0+2", (config("base", PoolSizes(0, 0, 2)),)),
+        ("base=1", (PoolSetting("base", PoolSizes(1, DEFAULT_MAX)),)),
+        ("base=7", (PoolSetting("base", PoolSizes(7, 7)),)),
+        ("base=2:2", (PoolSetting("base", PoolSizes(2, 2)),)),
+        ("code-interpreter=2:4, base=1:1+3", (PoolSetting("code-interpreter", PoolSizes(2, 4)), PoolSetting("base", PoolSizes(1, 1, 3)))),
+        ("base=0:0+2", (PoolSetting("base", PoolSizes(0, 0, 2)),)),
     ],
 )
-def test_setting_is_parsed(text: str, configs: tuple[PoolConfig, ...]) -> None:
-    assert parse_pools(text, {"base", "code-interpreter"}) == configs
+def test_setting_is_parsed(text: str, pools: tuple[PoolSetting, ...]) -> None:
+    assert parse_pools(text, {"base", "code-interpreter"}) == pools
 
 
 @pytest.mark.parametrize(
@@ -141,13 +140,13 @@ def test_invalid_setting_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("memory_gib, most, prepared", [(0, 1, 0), (3, 1, 0), (4, 2, 1), (7, 3, 1), (8, 4, 1), (256, 4, 1)])
 def test_default_pools_grow_with_the_memory_of_the_node(memory_gib: int, most: int, prepared: int) -> None:
-    pools = {config.spec.template.name: config for config in default_pools(memory_gib * GIB)}
+    pools = {pool.template: pool for pool in default_pools(memory_gib * GIB)}
 
-    assert {name: config.sizes for name, config in pools.items()} == {
+    assert {name: pool.sizes for name, pool in pools.items()} == {
         "code-interpreter": PoolSizes(1, most, prepared),
         "base": PoolSizes(1, most),
     }
-    assert all(config.is_implied for config in pools.values())
+    assert all(pool.is_implied for pool in pools.values())
 
 
 # Template snapshots ---------------------------------------------------------------------------------------------------
@@ -203,6 +202,65 @@ def test_key_of_a_snapshot_with_programs_depends_on_the_programs_and_their_owner
         {"owner": OwnerId("a11ce0a11ce0")},
     ]
     assert len({started(), key(), *(started(**each) for each in others)}) == len(others) + 2
+
+
+BUILT = TemplateDefaults(limits=Limits(memory_bytes=2 * GIB), start_command="serve", digest="a" * 64, build="first")
+
+
+def content(owner: OwnerId = LOCAL, env: Mapping[str, str] = TEMPLATE.env, **changes: Any) -> str:  # noqa: ANN401 - fields of TemplateDefaults
+    return content_of(owner, env, replace(BUILT, **changes))
+
+
+def test_content_of_a_build_has_everything_that_its_snapshot_depends_on() -> None:
+    limits = BUILT.limits
+    others: list[dict[str, Any]] = [
+        {"owner": OwnerId("a11ce0a11ce0")},
+        {"env": {}},
+        {"digest": "b" * 64},
+        {"start_command": ""},
+        {"ready_command": "ready"},
+        {"cwd": "/"},
+        {"user": User.ROOT},
+        *({"limits": replace(limits, **each)} for each in ({"memory_bytes": GIB}, {"cpus": 4.0}, {"disk_bytes": 20 * GIB})),
+    ]
+    assert len({content(), *(content(**each) for each in others)}) == len(others) + 1
+    assert content() == content(build="second", limits=replace(limits, pids=100))
+
+
+def test_spare_kernel_in_a_snapshot_runs_as_the_user_of_the_build() -> None:
+    without = replace(BUILT, start_command="")
+    recipes = [
+        SnapshotRecipe.of(build_snapshot_spec(TemplateRef(LOCAL, "web"), "gvisor", each), TEMPLATE, each)
+        for each in (without, replace(without, user=User.ROOT))
+    ]
+    assert [recipe.user for recipe in recipes] == [User.USER, User.ROOT]
+    assert recipes[0].parts() != recipes[1].parts()
+
+
+def test_builds_without_programs_share_a_snapshot_of_all_owners() -> None:
+    assert content(start_command="") == content(OwnerId("a11ce0a11ce0"), start_command="", limits=replace(BUILT.limits, disk_bytes=20 * GIB))
+
+
+@pytest.mark.parametrize("start_command, is_of_build", [("serve", False), ("", True)])
+def test_snapshot_of_a_pool_is_that_of_the_build_if_their_contents_are_equal(start_command: str, *, is_of_build: bool) -> None:
+    defaults = replace(BUILT, start_command=start_command)
+    of_pool, of_build = (
+        SnapshotRecipe.of(spec, TEMPLATE, defaults)
+        for spec in (
+            TemplateSnapshotSpec.of(replace(SPEC, limits=defaults.limits)),
+            build_snapshot_spec(defaults.pin(SPEC.template), "gvisor", defaults),
+        )
+    )
+    assert of_build.manifest() == {"content": content_of(LOCAL, TEMPLATE.env, defaults), "isolation": "gvisor"}
+    assert (of_pool.is_of_build, of_pool.manifest() == of_build.manifest()) == (is_of_build, is_of_build)
+    other = SnapshotRecipe.of(TemplateSnapshotSpec.of(replace(SPEC, limits=Limits(memory_bytes=GIB))), TEMPLATE, defaults)
+    assert not other.is_of_build
+    assert len({str(each.manifest()) for each in (of_pool, of_build, other)}) == 3 - is_of_build
+
+
+def test_tags_of_a_template_have_different_pools() -> None:
+    refs = (TemplateRef(LOCAL, "web"), TemplateRef(LOCAL, "web", tag="v1"), TemplateRef(LOCAL, "web", tag="v2"))
+    assert len({str(PoolId(LOCAL, replace(SPEC, template=ref))) for ref in refs}) == 3
 
 
 @pytest.mark.parametrize("disk_bytes, snapshot_disk_bytes", [(5 * GIB, SNAPSHOT_DISK_BYTES), (64 * MIB, 64 * MIB)])

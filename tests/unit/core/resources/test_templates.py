@@ -15,7 +15,7 @@ from sandlot.core.ports import ResolvedTemplate
 from sandlot.core.resources.drivers import Drivers
 from sandlot.core.resources.templates import TemplateResolver
 from sandlot.images.progress import Progress, discard_progress
-from sandlot.images.recipe import builtin
+from sandlot.images.recipe_files import builtin_templates
 from sandlot.images.store import ImageStore
 from sandlot.model.access import LOCAL, OPERATOR, Principal
 from sandlot.model.errors import NotFoundError
@@ -48,7 +48,7 @@ class SlowImages(ImageStore):
     __slots__ = ("_missing", "building", "built", "error", "finish")
 
     def __init__(self, cache: Path) -> None:
-        recipes = builtin()
+        recipes = builtin_templates()
         super().__init__(cache, {**recipes, **dict.fromkeys(USER_TEMPLATES, recipes["base"])})
         self._missing = set(USER_TEMPLATES)
         self.finish = threading.Event()

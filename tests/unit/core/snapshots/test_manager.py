@@ -14,9 +14,10 @@ from sandlot.model.errors import ConflictError, ErrorCode, HostError, InvalidReq
 from sandlot.model.ids import SnapshotId
 from sandlot.model.records import SnapshotRecord
 from sandlot.model.sandboxes import CreateSandboxParams, ForkParams, LimitsChange
-from sandlot.model.specs import MIB
+from sandlot.model.specs import MIB, ProcessSpec
 from sandlot.model.states import State
 from sandlot.model.streams import Page
+from sandlot.model.templates import TemplateDefaults
 from tests.support.node import MemoryNode, NodeState, open_node, settled
 
 ALICE = Principal(owner=OwnerId("a11ce0a11ce0"), name="alice")
@@ -206,3 +207,17 @@ async def test_restart_removes_unfinished_snapshots_and_keeps_the_others(state: 
         assert [each.id for each in await kept(second)] == [record.id]
         assert [path.name for path in saved.iterdir()] == [record.id]
         assert (await start(second, "kept")).spec.snapshot == record.id
+
+
+async def test_sandboxes_and_snapshots_keep_the_environment_of_a_deleted_build(node: MemoryNode) -> None:
+    templates = node.state.templates
+    templates.defaults_of["base"] = TemplateDefaults(build="first")
+    templates.envs["first"] = {"MODE": "first"}
+    sandbox = await node.sandboxes.create(OPERATOR, BASE)
+    taken = await node.services.snapshots.create(OPERATOR, sandbox.id)
+    await node.sandboxes.hibernate(OPERATOR, sandbox.id)
+    del templates.envs["first"]
+    await node.sandboxes.resume(OPERATOR, sandbox.id)
+    for each in (sandbox, await start(node, taken.id)):
+        result = await node.services.processes.run(OPERATOR, each.id, ProcessSpec(("printenv", "MODE")))
+        assert result.stdout.text() == "first\n"

@@ -25,7 +25,7 @@ RECORD = SnapshotRecord(
     spec=SandboxSpec(id=SandboxId("sb-node-a"), template=TemplateRef(LOCAL, "base", "digest"), parent=SandboxId("sb-node-b")),
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     ready=True,
-    layer=True,
+    has_overlay=True,
 )
 FILES = replace(RECORD, kind=SnapshotKind.FILES)
 DAMAGED = replace(RECORD, problem="it could not be restored when it was verified")

@@ -136,7 +136,7 @@ async def test_packed_files_count_against_the_quota(node: MemoryNode, packed: li
 
     snapshot = await verified_snapshot(node, anne)
 
-    assert (snapshot.layer, len(packed)) == (True, 1)
+    assert (snapshot.has_overlay, len(packed)) == (True, 1)
     assert await node.store.snapshots.totals(anne.owner) == (1, snapshot.size_bytes)
     assert snapshot.size_bytes > PACKED_BYTES
 
@@ -146,7 +146,7 @@ async def test_packed_files_that_exceed_the_quota_are_removed_and_the_memory_sta
 
     snapshot = await verified_snapshot(node, anne)
 
-    assert (snapshot.layer, snapshot.problem) == (False, "")
+    assert (snapshot.has_overlay, snapshot.problem) == (False, "")
     assert [layer.exists() for layer in packed] == [False]
     _, total_bytes = await node.store.snapshots.totals(anne.owner)
     assert total_bytes == snapshot.size_bytes <= PACKED_BYTES
@@ -160,7 +160,7 @@ async def test_files_are_not_packed_while_the_quota_is_used_up(node: MemoryNode,
 
     snapshot = await verified_snapshot(node, anne)
 
-    assert (snapshot.layer, snapshot.problem, len(packed)) == (False, "", 1)
+    assert (snapshot.has_overlay, snapshot.problem, len(packed)) == (False, "", 1)
 
 
 async def test_next_service_packs_the_files_that_exceeded_the_quota(tmp_path: Path, packed: list[Path]) -> None:
@@ -168,10 +168,10 @@ async def test_next_service_packs_the_files_that_exceeded_the_quota(tmp_path: Pa
     async with open_node(state) as node:
         anne = await new_key(node, "anne", snapshot_bytes=PACKED_BYTES + PACKED_BYTES // 2)
         extra, snapshot = [await verified_snapshot(node, anne) for _ in range(2)]
-        assert (extra.layer, snapshot.layer) == (True, False)
+        assert (extra.has_overlay, snapshot.has_overlay) == (True, False)
         await node.services.snapshots.delete(anne, extra.id)
 
     async with open_node(state) as node:
         await node.services.snapshots.verifier.idle.wait()
-        assert (await node.services.snapshots.get(anne, snapshot.id)).layer
+        assert (await node.services.snapshots.get(anne, snapshot.id)).has_overlay
     assert packed[-1].name == packed[-2].name

@@ -82,13 +82,13 @@ def test_unexamined_files_are_not_reported_as_new(tmp_path: Path) -> None:
         folder = tmp_path / f"{number:02}"
         folder.mkdir()
         (folder / "file").write_text("x")
-    before = changes.Look(str(tmp_path), max_entries=40)
+    before = changes.FolderScan(str(tmp_path), max_entries=40)
     for number in range(5):
         (tmp_path / f"{number:02}" / "file").unlink()
         (tmp_path / f"{number:02}").rmdir()
     (tmp_path / "05/new").write_text("x")
     (tmp_path / "06/file").write_text("changed")
-    after = changes.Look(str(tmp_path), max_entries=40)
+    after = changes.FolderScan(str(tmp_path), max_entries=40)
     assert not before.complete
     found = {file["path"].removeprefix(f"{tmp_path}/"): file["created"] for file in changes.difference(before, after)}
     assert found == {"05/new": True, "06/file": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from sandlot.guest.errors import RpcError
 from sandlot.guest.kernels import context_state as states
 from sandlot.guest.kernels.cell import Cell
-from sandlot.guest.kernels.context import CELL_START_S, KILL_AFTER_S, SIGNAL_AGAIN_S, CodeContext
+from sandlot.guest.kernels.context import CELL_START_S, KILL_AFTER_S, SIGNAL_TIMES_S, CodeContext
 from sandlot.guest.kernels.starter import MAX_START_S, START_ORDER
 from tests.support.guest import ManualLoop, RecordingCall
 
@@ -185,8 +186,10 @@ def test_kernel_that_ignores_interrupts_is_killed() -> None:
     cell = setting.running()
 
     assert setting.context.interrupt()
-    setting.loop.advance(SIGNAL_AGAIN_S + 0.1)
-    assert setting.kernel.calls.count("interrupt") == 2
+    for number, (earlier_s, later_s) in enumerate(pairwise(SIGNAL_TIMES_S), 1):
+        assert setting.kernel.calls.count("interrupt") == number
+        setting.loop.advance(later_s - earlier_s)
+    assert setting.kernel.calls.count("interrupt") == len(SIGNAL_TIMES_S) == 3
     assert setting.kernel.end_reason == ""
     kernel = setting.kernel
     setting.loop.advance(KILL_AFTER_S)
@@ -223,8 +226,9 @@ def test_interrupt_does_not_wait_long_for_the_start_of_the_cell() -> None:
     assert setting.kernel.calls.count("interrupt") == 2, "the first may have been ignored"
 
 
-def test_javascript_kernel_is_interrupted_by_a_message_as_well() -> None:
-    setting = Setting("javascript")
+@pytest.mark.parametrize("language", ["javascript", "typescript"])
+def test_kernel_on_node_is_interrupted_by_a_message_as_well(language: str) -> None:
+    setting = Setting(language)
     setting.running()
 
     setting.context.interrupt()

@@ -14,6 +14,7 @@ from sandlot.guest.kernels import kernel as module
 from sandlot.guest.kernels.kernel import MESSAGES_PER_TURN, KernelEventHandler, KernelPipes, KernelProcess
 from sandlot.guest.loop import Loop
 from sandlot.guest.output import OutputLog
+from sandlot.guest.process.accounts import lookup_account
 from sandlot.protocol import values
 from sandlot.protocol.schema import STDERR, STDOUT
 
@@ -41,6 +42,8 @@ class Listener(KernelEventHandler):
 
 class NoGroup:
     """The group of a kernel that has no process."""
+
+    account = lookup_account("user")
 
     def kill(self) -> None:
         pass

@@ -34,8 +34,8 @@ class NoKernels:
 
 @pytest.fixture
 def manager(monkeypatch: pytest.MonkeyPatch) -> KernelManager:
-    monkeypatch.setattr(languages, "argv", lambda _language, _env: ["program"])
-    identity = SimpleNamespace(env={}, workspace="/", environment=lambda _account, *_layers: {})
+    monkeypatch.setattr(languages, "kernel_argv", lambda _language, _env: ["program"])
+    identity = SimpleNamespace(env={}, user="user", workspace="/", environment=lambda _account, *_layers: {})
     prefork = SimpleNamespace(is_up=False, on_cells=lambda *, running: None)  # noqa: ARG005 - its signature
     others = (cast("Any", value) for value in (identity, NoKernels(), prefork, SimpleNamespace(), SimpleNamespace()))
     return KernelManager(Loop(), *others)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandlot.guest.kernels import languages, prefork
+from sandlot.guest.kernels import prefork, python_environment
 from sandlot.guest.kernels.prefork import Prefork
 from sandlot.guest.loop import Loop
 
@@ -28,8 +28,9 @@ class ForkServer:
 
     def __init__(self, _loop: object, _spawner: object, identity: Any, package_times: dict[str, int], *_callbacks: object) -> None:  # noqa: ANN401 - as below
         type(self).created += 1
-        self.startup_variables = languages.startup_variables(identity.environment(None))
+        self.startup_variables = python_environment.startup_variables(identity.environment(None))
         self.env, self.package_times, self.pid = identity.env, package_times, 1 << 22
+        self.user, self.account = identity.user, SimpleNamespace(uid=1000)
         self.is_ready = self.is_warm = self.is_stopped = self.is_closed = False
         self.python = None
 
@@ -52,7 +53,7 @@ class Machine:
     def __init__(self) -> None:
         self.loop = Loop()
         self.children: set[int] = set()
-        identity = SimpleNamespace(env={}, fresh_entropy=lambda: b"fresh", environment=lambda _account: {})
+        self.identity = identity = SimpleNamespace(env={}, user="user", fresh_entropy=lambda: b"fresh", environment=lambda _account: {})
         oom = SimpleNamespace(allows_spare=True)
         self.prefork = Prefork(self.loop, None, self.children, identity, oom, None)  # type: ignore[arg-type]
 
@@ -149,7 +150,7 @@ class Spare:
 def lean(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> tuple[Machine, Spare, dict[str, int]]:
     """A prefork in lean mode with a spare, and the modification times of package folders that the prefork sees."""
     package_times: dict[str, int] = {"/packages": 1}
-    monkeypatch.setattr(languages, "modified_times", lambda _places: dict(package_times))
+    monkeypatch.setattr(python_environment, "modified_times", lambda _places: dict(package_times))
     monkeypatch.setattr(Prefork, "_look_at_packages", lambda _self: dict(package_times))
     done: list[bool] = []
     spare = Spare()
@@ -207,6 +208,15 @@ def test_lean_spare_is_dropped_at_a_wake_with_other_start_up_variables(lean: tup
     machine.turn(lambda: machine.server is not None)
 
 
+def test_lean_spare_is_dropped_at_a_wake_with_another_user(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
+    machine, spare, _ = lean
+    for user, expected in (("user", False), ("root", True)):
+        machine.identity.user = user
+        machine.prefork.on_wake({}, None)
+        assert spare.is_discarded is expected
+    machine.turn(lambda: machine.server is not None)
+
+
 def test_spare_is_not_given_to_a_context_with_other_start_up_variables(lean: tuple[Machine, Spare, dict[str, int]]) -> None:
     machine, spare, _ = lean
     kernels: list[object] = []
@@ -218,7 +228,7 @@ def test_spare_is_not_given_to_a_context_with_other_start_up_variables(lean: tup
 
 def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     package_times: dict[str, int] = {"/packages": 1}
-    monkeypatch.setattr(languages, "modified_times", lambda _places: dict(package_times))
+    monkeypatch.setattr(python_environment, "modified_times", lambda _places: dict(package_times))
     monkeypatch.setattr(Prefork, "_look_at_packages", lambda _self: dict(package_times))
     kernels: list[object] = []
     machine.prefork.warm(lambda _has_spare: None, lean=False)
@@ -235,7 +245,7 @@ def test_spare_is_not_given_before_changed_packages_were_checked(machine: Machin
 
 
 def test_known_process_is_not_accepted_as_a_kernel(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefork, "may_be_forked", lambda _pid: True)
+    monkeypatch.setattr(prefork, "may_be_forked", lambda _pid, _uid: True)
     machine.children.add(Spare.pid)
     kernels: list[object] = []
     machine.prefork.acquire({}, kernels.append)
@@ -268,7 +278,7 @@ pids = {
     "a text": str(shell.pid),
     "a truth value": True,
 }
-print(json.dumps({name: may_be_forked(pid) for name, pid in pids.items()}), flush=True)
+print(json.dumps({name: may_be_forked(pid, 1000) for name, pid in pids.items()}), flush=True)
 os._exit(0)
 """
 """Runs as PID 1 of a pid namespace, as the guest does; everything that it starts ends with it."""

@@ -25,7 +25,7 @@ from sandlot.guest.rpc import Call
 from sandlot.protocol.schema import STDERR, STDIN, STDOUT
 from tests.support.guest import JoinedLink, ManualLoop, RecordingCall, flood
 
-ARGS: dict[str, Any] = {"argv": ["true"], "hidden": None, "rows": None, "cols": None}
+ARGS: dict[str, Any] = {"argv": ["true"], "hidden": None, "measured": None, "rows": None, "cols": None}
 ON_TERMINAL: dict[str, Any] = {**ARGS, "rows": 24, "cols": 80}
 EXITED = 0
 """Status of a process that ended with 0, as wait(2) tells it."""
@@ -237,7 +237,7 @@ class Commands:
 
     def start(self, id_: str, argv: list[str], **args: object) -> RecordingCall:
         fields = {"argv": argv, "env": {}, "cwd": "/", "user": "root", "stdin": False, "timeout_s": None, "attach": False}
-        call = RecordingCall({**fields, "hidden": None, "rows": None, "cols": None, **args})
+        call = RecordingCall({**fields, "hidden": None, "measured": None, "rows": None, "cols": None, **args})
         call.id = id_
         self.processes.start(cast("Call", call))
         return call

@@ -14,7 +14,8 @@ from sandlot.core.manager import SandboxManager
 from sandlot.model.access import OPERATOR, Quota
 from sandlot.model.buffer_budget import BufferShares
 from sandlot.model.errors import ErrorCode, NotFoundError, SandlotError, UnavailableError
-from sandlot.model.programs import BatchItem, OneShotParams, Result, Status
+from sandlot.model.languages import AvailableLanguage, language_of
+from sandlot.model.programs import BatchItem, ProgramParams, ProgramResult, ProgramStatus
 from sandlot.server.app import create_app
 from tests.support.cases import cases
 from tests.support.scripted_app import local_client, scripted_service
@@ -77,6 +78,19 @@ async def test_a_program_that_fails_is_an_answer(http: httpx.AsyncClient) -> Non
     assert told["status"] == "wrong_answer"
 
 
+async def test_languages_are_listed_with_the_template_that_runs_them(scripted: ScriptedNode, local: httpx.AsyncClient) -> None:
+    java, python = language_of("java"), language_of("python")
+    scripted.script("languages.list", [AvailableLanguage(python, "base", "3.11.2"), AvailableLanguage(java, None, None)])
+    of_python = {"name": "python", "title": "Python", "aliases": ["python3", "py"], "extensions": [".py"]}
+    of_java = {"name": "java", "title": "Java", "aliases": ["jdk"], "extensions": [".java"]}
+    assert (await local.get(f"{URL}/languages")).json() == {
+        "languages": [
+            {**of_python, "template": "base", "version": "3.11.2", "has_context": True},
+            {**of_java, "template": None, "version": None, "has_context": False},
+        ]
+    }
+
+
 @cases(
     "wrong, said",
     [
@@ -111,8 +125,8 @@ ITEMS = [
 OUTCOMES = ["completed", "completed", "invalid_request", "runtime_error", "template_not_found", "invalid_request", "wrong_answer", "invalid_request"]
 
 
-def result(stdout: str) -> Result:
-    return Result(Status.COMPLETED, "bash", stdout, "", 0, None, 0.1)
+def result(stdout: str) -> ProgramResult:
+    return ProgramResult(ProgramStatus.COMPLETED, "bash", stdout, "", 0, None, 0.1)
 
 
 def outcome(item: dict[str, Any]) -> str:
@@ -145,7 +159,7 @@ async def test_a_batch_as_lines_tells_each_as_it_ends(scripted: ScriptedNode, lo
     assert [(item["index"], outcome(item)) for item in items] == [(1, "completed"), (0, "completed"), (2, "not_found")]
     await stream.closed.wait()
     asked = scripted.calls[0]["items"]
-    assert [isinstance(item, OneShotParams) for item in asked] == [True, True, False, True, True, False, True, False]
+    assert [isinstance(item, ProgramParams) for item in asked] == [True, True, False, True, True, False, True, False]
     assert [item.code.value for item in asked if isinstance(item, SandlotError)] == ["invalid_request"] * 3
 
 

@@ -276,11 +276,11 @@ async def test_a_create_that_is_sent_twice_is_done_once(at: Bench, http: httpx.A
 
 
 async def test_reserved_metadata_cannot_be_set_changed_or_removed(at: Bench, http: httpx.AsyncClient) -> None:
-    forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.purpose": "oneshot"}})
+    forged = await http.post("/v1/sandboxes", json={"template": "base", "metadata": {"sandlot.purpose": "program"}})
     assert problem(forged, 400, "invalid_request")["fields"] == {"field": "metadata", "name": "sandlot.purpose"}
     sandbox = await at.sandboxes.create(OPERATOR, replace(BASE, metadata={"sandlot.purpose": "session", "k": "v"}))
     url = f"/v1/sandboxes/{sandbox.id}"
-    for words in ({"sandlot.purpose": "oneshot"}, {"sandlot.other": "x"}):
+    for words in ({"sandlot.purpose": "program"}, {"sandlot.other": "x"}):
         problem(await http.patch(url, json={"metadata": words, "timeout": 1000}), 400, "invalid_request")
     assert (await http.get(url)).json()["metadata"] == {"sandlot.purpose": "session", "k": "v"}
     for words in ({"a": "b"}, {"sandlot.purpose": "session", "a": "b"}):

@@ -27,17 +27,17 @@ DOCKERFILE = "FROM base\nRUN echo built\n"
 
 @dataclass
 class Bases:
-    """Bases that need no images."""
+    """Bases that need no images, and results of builds without snapshots."""
 
     prepared: list[BuiltRoot] = field(default_factory=list)
 
-    async def open(self, _principal: object, base: Any, _report: object) -> BaseRoot:  # noqa: ANN401 - of any kind
+    async def resolve(self, _principal: object, base: Any, _report: object) -> BaseRoot:  # noqa: ANN401 - of any kind
         name = getattr(base, "reference", getattr(base, "name", ""))
         if name != "base":
             raise ForbiddenError(f"The image {name!r} cannot be pulled.", hint="Build from a template.")
         return BaseRoot("base", BuiltRoot((), 1, base="0" * 64, base_name="base"), "key", ImageConfig(env={"PATH": "/bin"}))
 
-    async def prepare(self, root: BuiltRoot, _report: object) -> None:
+    async def make_root_image(self, root: BuiltRoot, _report: object) -> None:
         self.prepared.append(root)
 
     async def save_snapshot(self, _principal: object, _build: object, _on_output: object) -> int:
@@ -51,7 +51,7 @@ class Bases:
 async def at(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench(tmp_path / "data") as opened:
         bases: Any = Bases()
-        yield replace(opened, service=replace(opened.service, bases=bases))
+        yield replace(opened, service=replace(opened.service, bases=bases, build_results=bases))
 
 
 @pytest.fixture
@@ -69,11 +69,14 @@ async def started(http: httpx.AsyncClient, template: str = "web", **body: object
     return build
 
 
-async def followed(http: httpx.AsyncClient, build: dict[str, Any], after: int = 0) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def followed(
+    http: httpx.AsyncClient, build: dict[str, Any], after: int = 0, last: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Follow the log of a build to its end. Return its lines and the build."""
+    headers = {"Accept": "text/event-stream", **({} if last is None else {"Last-Event-ID": last})}
     lines: list[dict[str, Any]] = []
     url = f"/v1/template-builds/{build['id']}/log"
-    async with http.stream("GET", url, params={"after": after}, headers={"Accept": "text/event-stream"}) as response:
+    async with http.stream("GET", url, params={"after": after}, headers=headers) as response:
         async for name, data in events(response):
             if name == "end":
                 return lines, data
@@ -113,6 +116,11 @@ async def test_log_is_read_in_pages_and_followed(at: Bench, http: httpx.AsyncCli
     page = (await http.get(f"/v1/template-builds/{build['id']}/log", params={"after": 1, "limit": 1})).json()
     assert page == {"lines": lines[1:2], "more": True}
     assert (await followed(http, build, after=2))[0] == lines[2:]
+    for last, after in (("2", 0), ("1", 2), ("3", 0)):
+        assert await followed(http, build, after=after, last=last) == (lines[int(last) :], ended)
+    for wrong in ("x", "-1", "9" * 10):
+        sent = {"Accept": "text/event-stream", "Last-Event-ID": wrong}
+        problem(await http.get(f"/v1/template-builds/{build['id']}/log", headers=sent), 400, "invalid_request")
 
 
 async def test_upload_is_stored_for_its_owner(http: httpx.AsyncClient) -> None:

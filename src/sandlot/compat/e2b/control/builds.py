@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.builds import e2b
-from sandlot.builds.dependencies import get_builds, get_uploads
+from sandlot.builds import e2b, operations
+from sandlot.builds.dependencies import get_build_runner, get_uploads
 from sandlot.builds.plan import Base, BuildPlan, ImageBase, TemplateBase
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b import access, translate
@@ -102,8 +102,10 @@ async def start_build(template: str, build: str, body: StartBuildRequest, reques
     if record.status is not BuildStatus.WAITING:
         raise ConflictError(f"The build {record.id} was started already.", hint="Request another build.", fields={"build": record.id})
     names = dict.fromkeys(step.files_hash for step in body.steps if step.files_hash)
-    builds, contexts = get_builds(request), await get_uploads(request).require(principal, [*names])
-    await builds.start(principal, record, build_plan(body, contexts))
+    builds, contexts = get_build_runner(request), await get_uploads(request).require(principal, [*names])
+    async with operations.failed_on_error(request, record):
+        plan = build_plan(body, contexts)
+    await builds.start(principal, record, plan)
     return Response(status_code=202)
 
 

@@ -197,9 +197,9 @@ class RequestBuildRequest(RequestModel):
     alias: Text | None = None
     tags: Texts | None = None
     team_id: Text | None = Field(default=None, alias="teamID")
-    cpu_count: int | None = Field(default=None, alias="cpuCount", ge=1)
-    memory_mb: int | None = Field(default=None, alias="memoryMB", ge=1)
-    min_free_disk_mb: int | None = Field(default=None, alias="minFreeDiskMb", ge=0)
+    cpu_count: int | None = Field(default=None, alias="cpuCount", ge=1, lt=1 << 24)
+    memory_mb: int | None = Field(default=None, alias="memoryMB", ge=1, lt=1 << 24)
+    min_free_disk_mb: int | None = Field(default=None, alias="minFreeDiskMb", ge=0, lt=1 << 24)
 
 
 class BuildStep(RequestModel):

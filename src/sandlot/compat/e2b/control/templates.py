@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from sandlot.builds import dependencies
+from sandlot.builds import operations
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.e2b import translate
 from sandlot.compat.e2b.control.builds import split_name
@@ -100,7 +100,7 @@ async def delete_template(template: str, request: Request) -> Response:
     """Delete a template of the key, whose open builds are cancelled, or a snapshot. Templates of the service cannot be deleted."""
     found, principal = await _find(request, template), get_principal(request)
     if isinstance(found, UserTemplate):
-        await dependencies.delete_template(request, principal, found.record.id)
+        await operations.delete_template(request, principal, found.record.id)
     elif isinstance(found, SnapshotRecord):
         await get_node(request).snapshots.delete(principal, found.id)
     else:
@@ -198,7 +198,7 @@ def _build_object(build: BuildRecord) -> dict[str, Any]:
 
 def _template_object(template: TemplateInfo) -> dict[str, Any]:
     status = "ready" if template.digest is not None else "building" if template.building else "waiting"
-    return _object(template.name, translate.names_of(template.name), template.digest or "", Limits(), _UNKNOWN_TIME, status)
+    return _object(template.name, translate.names_of(template.name), template.digest or "", template.limits, _UNKNOWN_TIME, status)
 
 
 def _snapshot_object(record: SnapshotRecord) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from sandlot.model.access import Principal
 from sandlot.model.buffer_budget import BufferBudget
 from sandlot.model.errors import ErrorCode, InvalidRequestError, SandlotError, TimeoutExceededError
 from sandlot.model.ids import SandboxId
-from sandlot.model.specs import KIB, WORKSPACE, User
+from sandlot.model.paths import WORKSPACE
+from sandlot.model.specs import KIB, User
 from sandlot.web import errors as web_errors
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_disconnect, cancel_on_hangup, get_node, get_principal, iter_body

@@ -3,7 +3,7 @@
 Invariants:
 - Code runs in the user's home directory, like E2B's commands. So each language has its own default context for this API, which the first run creates
   with a constant id. Later requests find the context, also after a pause, in a fork, and after a restart of the service. Before the first run,
-  the context is listed, and there is nothing to delete or restart.
+  the context is listed, except that of R, which most templates lack, and there is nothing to delete or restart.
 - If a client disconnects, its code is interrupted; the context and its variables stay. Code has no other timeout, because the client has one.
 - If the sandbox ends, the response is cut, and the client then checks whether the sandbox is running.
 """
@@ -31,7 +31,13 @@ from sandlot.web.streaming import OutputEvents, ndjson_line
 HOME = "/home/user"
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
-    {"python": "ctx-0000000000000e2b", "javascript": "ctx-0000000000001e2b", "bash": "ctx-0000000000002e2b"}
+    {
+        "python": "ctx-0000000000000e2b",
+        "javascript": "ctx-0000000000001e2b",
+        "bash": "ctx-0000000000002e2b",
+        "typescript": "ctx-0000000000003e2b",
+        "r": "ctx-0000000000004e2b",
+    }
 )
 """Language -> id of its default context."""
 
@@ -129,7 +135,8 @@ def _client_events(event: CodeEvent, output: OutputEvents, *, raised: bool) -> I
 def listed_contexts(contexts: Sequence[Context]) -> list[dict[str, Any]]:
     """Return the objects of all contexts of a sandbox, default contexts first. Pure."""
     found = {context.id: context for context in contexts}
-    defaults = [found.pop(id_, Context(id_, language, HOME, "stopped", 0, None)) for language, id_ in DEFAULTS.items()]
+    listed = {language: id_ for language, id_ in DEFAULTS.items() if language != "r" or id_ in found}
+    defaults = [found.pop(id_, Context(id_, language, HOME, "stopped", 0, None)) for language, id_ in listed.items()]
     return [context_object(context) for context in (*defaults, *found.values())]
 
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import posixpath
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,8 +25,8 @@ from typing import Annotated, Any, Final
 from fastapi import Header, Query, Request, Response
 from starlette.responses import JSONResponse
 
-from sandlot.builds import dependencies, dockerfile
-from sandlot.builds.dependencies import get_builds, get_uploads
+from sandlot.builds import dockerfile, operations
+from sandlot.builds.dependencies import get_build_runner, get_uploads
 from sandlot.builds.plan import Base, BuildPlan, ImageBase, TemplateBase
 from sandlot.compat.common import rfc3339_ms
 from sandlot.compat.tensorlake import translate
@@ -69,23 +69,30 @@ _STATUSES: Final = {
 async def admit_build(body: BuildImageRequest, request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
     """Admit a build, and return a link for its context. The import of an image starts at once."""
     node, principal = get_node(request), get_principal(request)
-    get_builds(request)
+    builds = get_build_runner(request)
     check_supported(body)
     request_id = idempotency_key or ""
     if request_id and (admitted := await _load(request, _request_name(request_id))) is not None:
         return await _build_response(request, await node.template_builds.get_build(principal, admitted["build"]), 201)
-    if (active := await _active_build(node, principal, body.name)) is not None:
+    builds.check_room(principal)
+    limits = Limits(disk_bytes=body.disk_mb * MIB) if body.disk_mb else None
+    try:
+        _, build = await node.template_builds.request(principal, body.name.lower(), limits=limits, alone=True)
+    except ConflictError as error:
+        if "build" not in error.fields:
+            raise
         content = {"error": f"The image {body.name} has an unfinished build.", "code": "image_build_in_progress", "image_name": body.name}
+        active = await node.template_builds.get_build(principal, str(error.fields["build"]))
         content |= {"active_build_id": active.id, "active_kind": _DOCKERFILE, "active_status": _STATUSES[active.status]}
         return JSONResponse(content, 409)
-    limits = Limits(disk_bytes=body.disk_mb * MIB) if body.disk_mb else None
-    _, build = await node.template_builds.request(principal, body.name.lower(), limits=limits)
-    stored = {**body.model_dump(), "client_request_id": request_id, "build": build.id}
-    await _store(request, _build_name(build.id), stored)
-    if request_id:
-        await _store(request, _request_name(request_id), stored)
-    if body.kind == "import":
-        await _start(request, build, f"FROM {parse_reference(body.image_ref or '')}\n", {}, {})
+    async with operations.cancelled_on_failure(request, principal, build):
+        stored = {**body.model_dump(), "client_request_id": request_id, "build": build.id}
+        await _store(request, _build_name(build.id), stored)
+        if request_id:
+            await _store(request, _request_name(request_id), stored)
+        if body.kind == "import":
+            plan = await _plan(request, f"FROM {parse_reference(body.image_ref or '')}\n", {}, {})
+            await builds.start(principal, build, plan)
     return await _build_response(request, build, 201)
 
 
@@ -108,7 +115,7 @@ async def cancel_build(body: CancelBuildRequest, request: Request) -> Response:
             return JSONResponse({"outcome": "not_admitted", "build": None})
         id_ = str(admitted["build"])
     before = await node.template_builds.get_build(principal, id_)
-    after = await dependencies.cancel_build(request, principal, before)
+    after = await operations.cancel_build(request, principal, before)
     outcome = _outcome(before, after)
     return JSONResponse({"outcome": outcome, "build": await _build_info(request, after)})
 
@@ -128,8 +135,10 @@ async def seal_context(build: str, body: SealRequest, request: Request) -> Respo
         await get_uploads(request).remove(principal, name)
         raise InvalidRequestError("The uploaded context has another digest.", hint="Upload the context again.", fields={"field": "digest"})
     stored = await _load(request, _build_name(record.id)) or {}
-    text = await asyncio.to_thread(read_dockerfile, path, str(stored.get("dockerfile_path") or "Dockerfile"))
-    await _start(request, record, text, stored.get("build_args") or {}, {"": path})
+    async with operations.failed_on_error(request, record):
+        text = await asyncio.to_thread(read_dockerfile, path, str(stored.get("dockerfile_path") or "Dockerfile"))
+        plan = await _plan(request, text, stored.get("build_args") or {}, {"": path})
+    await get_build_runner(request).start(principal, record, plan)
     return await _build_response(request, record, 200)
 
 
@@ -159,7 +168,7 @@ async def get_image(image: str, request: Request) -> Response:
 async def delete_image(image: str, request: Request) -> Response:
     """Delete an image with its builds. Sandboxes that were started from it stay."""
     found = await _find_image(request, image)
-    await dependencies.delete_template(request, get_principal(request), found["id"])
+    await operations.delete_template(request, get_principal(request), found["id"])
     return Response(status_code=204)
 
 
@@ -213,7 +222,7 @@ def read_dockerfile(context: Path, name: str) -> str:
                     content = archive.extractfile(member)
                     if content is not None and member.size <= dockerfile.MAX_BYTES:
                         return content.read().decode()
-    except (tarfile.TarError, ValueError, OSError):
+    except (tarfile.TarError, ValueError, OSError, RecursionError):  # tarfile calls itself for each long name in a row
         raise InvalidRequestError("The context is not a tar archive.", hint="Upload the context again.", fields={"field": "context"}) from None
     raise InvalidRequestError(
         f"The context has no file {name[:64]!r} of at most {dockerfile.MAX_BYTES} bytes.",
@@ -222,11 +231,11 @@ def read_dockerfile(context: Path, name: str) -> str:
     )
 
 
-async def _start(request: Request, build: BuildRecord, text: str, args: Mapping[str, str], contexts: Mapping[str, Path]) -> None:
+async def _plan(request: Request, text: str, args: Mapping[str, str], contexts: Mapping[str, Path]) -> BuildPlan:
     node, principal = get_node(request), get_principal(request)
-    parsed = dockerfile.parse(text, args=args)
+    parsed = await operations.parse_dockerfile(text, args=args)
     stages = [replace(stage, base=await _base(node, principal, stage.base)) for stage in parsed.stages]
-    await get_builds(request).start(principal, build, BuildPlan(tuple(stages), contexts=contexts, warnings=parsed.warnings))
+    return BuildPlan(tuple(stages), contexts=contexts, warnings=parsed.warnings)
 
 
 async def _base(node: Node, principal: Principal, base: Base) -> Base:
@@ -239,15 +248,6 @@ async def _base(node: Node, principal: Principal, base: Base) -> Base:
     except NotFoundError:
         return base
     return TemplateBase(name)
-
-
-async def _active_build(node: Node, principal: Principal, name: str) -> BuildRecord | None:
-    """Return the newest build of an image if it has not ended."""
-    try:
-        builds = await node.template_builds.list_builds(principal, template=name.lower(), limit=1)
-    except NotFoundError:
-        return None
-    return next((build for build in builds.items if not build.status.has_ended), None)
 
 
 async def _build_response(request: Request, build: BuildRecord, status: int) -> Response:
@@ -342,16 +342,12 @@ def _request_name(request_id: str) -> str:
 
 async def _store(request: Request, name: str, content: Mapping[str, Any]) -> None:
     """Keep values between the requests of one build."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        yield json.dumps(content).encode()
-
-    await get_uploads(request).write(get_principal(request), name, chunks())
+    await get_uploads(request).write_value(get_principal(request), name, json.dumps(content).encode())
 
 
 async def _load(request: Request, name: str) -> dict[str, Any] | None:
-    path = await get_uploads(request).find(get_principal(request), name)
-    found: dict[str, Any] | None = None if path is None else json.loads(await asyncio.to_thread(path.read_bytes))
+    content = await get_uploads(request).read_value(get_principal(request), name)
+    found: dict[str, Any] | None = None if content is None else await asyncio.to_thread(json.loads, content)
     return found
 
 

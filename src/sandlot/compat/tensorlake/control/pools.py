@@ -38,7 +38,7 @@ async def create_pool(body: PoolRequest, request: Request) -> Response:
     """Create a pool."""
     pools, labels = get_node(request).pools, translate.pool_labels(body)
     sizes = PoolSizes.with_defaults(body.warm_containers or 0, body.max_containers)
-    pool = await pools.create(get_principal(request), translate.template(body.image), AUTO, translate.limits(body.resources), sizes, labels)
+    pool = await pools.create(get_principal(request), translate.template(body.image), AUTO, translate.limits_change(body.resources), sizes, labels)
     return json_response(CreatedPoolResponse(pool_id=pool.id, namespace=NAMESPACE))
 
 
@@ -60,7 +60,10 @@ async def update_pool(pool: str, body: PoolRequest, request: Request) -> Respons
     """Change the sizes of a pool, and the options of sandboxes that are claimed from now on."""
     pools, principal, labels = get_node(request).pools, get_principal(request), translate.pool_labels(body)
     current = await pools.get(principal, pool)
-    if translate.template(body.image) != current.template.name or translate.limits(body.resources) != current.limits:
+    limits = translate.limits_change(body.resources).over(current.limits)
+    name = translate.template(body.image)
+    is_same = name == current.template.full_name or await get_node(request).templates.find(principal, name) == current.template
+    if not is_same or limits != current.limits:
         raise translate.not_possible("Another image or other resources", "Create another pool and delete this one: image and resources are fixed.")
     if "network" not in body.model_fields_set and translate.NETWORK_KEY in current.metadata:
         labels = {**labels, translate.NETWORK_KEY: current.metadata[translate.NETWORK_KEY]}
@@ -87,10 +90,17 @@ async def delete_pool(pool: str, request: Request) -> Response:
 @CONTROL.route("POST", f"{_POOL}/sandboxes")
 async def claim_sandbox(pool: str, request: Request, body: ClaimRequest | None = None) -> Response:
     """Claim a sandbox from a pool. If the client disconnects before the response, the sandbox is removed."""
-    node = get_node(request)
-    found = await node.pools.get(get_principal(request), pool, claimable=True)
+    node, principal = get_node(request), get_principal(request)
+    found = await node.pools.get(principal, pool, claimable=True)
+    if await node.templates.find(principal, found.template.full_name) != found.template:
+        raise ConflictError(
+            f"The image {found.template.full_name} of this key is not that of pool {found.id}.",
+            code=ErrorCode.CONFLICT,
+            hint="Create a pool of your image, or delete your image.",
+            fields={"pool": found.id},
+        )
     params = CreateSandboxParams(
-        template=found.template.name,
+        template=found.template.full_name,
         isolation=found.isolation,
         limits=LimitsChange.to(found.limits),
         metadata={VENDOR_KEY: VENDOR, POOL_KEY: found.id, **{name: value for name, value in found.metadata.items() if name == IMAGE_KEY}},
@@ -98,7 +108,7 @@ async def claim_sandbox(pool: str, request: Request, body: ClaimRequest | None =
         network=translate.network_policy(translate.pool_network(found.metadata)),
         volumes=translate.volumes((body or ClaimRequest()).file_systems),
     )
-    sandbox = await cancel_on_disconnect(request, node.sandboxes.create(get_principal(request), params))
+    sandbox = await cancel_on_disconnect(request, node.sandboxes.create(principal, params))
     return json_response(ClaimResponse(**dict(translate.created_sandbox(sandbox, sandbox_url(request, sandbox.id)))))
 
 

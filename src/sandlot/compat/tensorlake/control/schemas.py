@@ -14,6 +14,7 @@ from sandlot.web.models import QueryModel, RequestModel, ResponseModel, Text, Te
 
 Status = Literal["pending", "running", "snapshotting", "suspending", "suspended", "terminated"]
 _Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Megabytes = Annotated[int, Field(lt=1 << 24)]
 _Port = Annotated[int, Field(ge=1, le=MAX_PORT)]
 _Ports = Annotated[list[_Port], Field(max_length=1000)]
 
@@ -22,8 +23,8 @@ class ResourceOptions(RequestModel):
     """Limits of a sandbox."""
 
     cpus: float | None = None
-    memory_mb: int | None = None
-    disk_mb: int | None = None
+    memory_mb: _Megabytes | None = None
+    disk_mb: _Megabytes | None = None
     gpus: list[dict[str, Any]] | None = None
 
 
@@ -345,7 +346,7 @@ class BuilderResources(RequestModel):
     """Resources of the machine that builds an image at Tensorlake. Builds have the limits of the operator here."""
 
     cpus: float | None = None
-    memory_mb: int | None = None
+    memory_mb: _Megabytes | None = None
 
 
 class ParentImage(RequestModel):

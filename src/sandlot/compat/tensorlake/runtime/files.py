@@ -12,7 +12,7 @@ from sandlot.compat.common import list_directory
 from sandlot.compat.tensorlake.addressing import RUNTIME, requested_sandbox
 from sandlot.compat.tensorlake.runtime import translate
 from sandlot.compat.tensorlake.runtime.schemas import DirectoryResponse, HealthResponse, InfoResponse, PathQuery
-from sandlot.model.specs import WORKSPACE
+from sandlot.model.paths import WORKSPACE
 from sandlot.web.body_limits import streams_request_body
 from sandlot.web.dependencies import cancel_on_hangup, get_node, get_principal, iter_body
 from sandlot.web.models import json_response

@@ -183,5 +183,7 @@ if [[ -s /proc/self/fd/766 ]]; then # this bash was executed by __sandlot_exit
     : >/proc/self/fd/766
     set -- "${__sandlot_arguments[@]}"
 fi
-# An assignment of a cell replaces the first element. If the cell is then interrupted, bash continues with the second element.
-PROMPT_COMMAND=("$__sandlot_loop" "$__sandlot_loop")
+# An interrupt during the last line of this file makes bash 5.2 turn job control on without setting the option `monitor` (main() in shell.c). Commands of
+# cells would then have process groups of their own, which interrupts do not reach. So the first element sets job control as the option says. Later,
+# __sandlot_prepare replaces the first element. If a cell assigns that element and is then interrupted, bash continues with the second element.
+if [[ -o monitor ]]; then PROMPT_COMMAND=('builtin set -m' "$__sandlot_loop"); else PROMPT_COMMAND=('builtin set +m' "$__sandlot_loop"); fi

@@ -1,7 +1,7 @@
-// The JavaScript kernel: runs cells in one global scope, with the Node.js (below: node) of the image and without further packages.
+// The kernel of JavaScript and TypeScript: runs cells in one global scope, with the Node.js (below: node) of the image and without further packages.
 //
-// The guest starts it as `node kernel.mjs FD`, where FD is the socket to the guest. A message on the socket is a length of 4 bytes and a value in
-// the encoding of protocol/values.py.
+// The guest starts it as `node kernel.mjs FD`, or `node kernel.mjs typescript FD` for cells in TypeScript. FD is the socket to the guest. A message
+// on the socket is a length of 4 bytes and a value in the encoding of protocol/values.py.
 //
 // Invariants:
 // - A cell behaves like a line in node's REPL or in a browser's console (replMode of V8, through node:inspector): const, let and class persist
@@ -14,6 +14,8 @@
 // - Intervals, servers and pending promises continue between cells. Their output belongs to the cell that has started them.
 // - An interrupt ends a cell, even in an endless loop. The guest sends each interrupt as SIGINT and as a message. SIGINT ends child processes of
 //   the cell. The message ends the cell itself: node handles signals only between turns of its event loop, but a separate thread reads messages.
+// - TypeScript: types are removed and not checked. Lines and columns of errors are those of the cell, unless the cell has syntax that becomes other
+//   code, such as enums.
 // - An endless loop that begins in a later turn of the event loop, for example in a timer, cannot be ended, because terminating code there would
 //   leave node's timers inconsistent. The guest then kills the kernel.
 
@@ -30,9 +32,10 @@ import { pathToFileURL } from 'node:url';
 import util from 'node:util';
 import { promiseHooks } from 'node:v8';
 import vm from 'node:vm';
-import { Worker, isMainThread, parentPort, workerData } from 'node:worker_threads';
+import { MessageChannel, Worker, isMainThread, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 
-const FD = isMainThread ? Number(process.argv[2]) : workerData.fd;
+const FD = isMainThread ? Number(process.argv.at(-1)) : workerData.fd;
+const TYPESCRIPT = process.argv[2] === 'typescript';
 const RESEND_MS = 250; // milliseconds after which a message that the main thread has not handled is sent to it again
 const CHECK_MS = 20; // maximum number of milliseconds until a cell notices that one of its timers was cleared
 const TEXT_LIMIT = 1024 * 1024; // maximum number of characters of a textual representation
@@ -51,8 +54,10 @@ const MIME_TYPES = 64; // maximum number of representations of one display (prot
 const MIME_CHARS = 201; // maximum number of characters of a MIME type
 const TOO_LARGE = '[left out, because it is too large]';
 const UUIDS_AHEAD = 128; // maximum number of UUIDs that node has generated in advance (lib/internal/crypto/random.js)
+const PARSER_MS = 10000; // milliseconds until a thread that parses TypeScript is given up
 const INTEGERS_AHEAD = 1024; // maximum number of random integers that node has generated in advance (the same file)
 // Functions of node as they were before cells could replace them.
+const { stripTypeScriptTypes } = module;
 const { clearTimeout, setImmediate, setInterval, setTimeout } = timers;
 const then = Function.prototype.call.bind(Promise.prototype.then);
 const slice = Function.prototype.call.bind(String.prototype.slice);
@@ -205,6 +210,8 @@ let count = 0;
 
 class Exit extends Error {}
 
+const cellName = () => `cell-${count}.${TYPESCRIPT ? 'ts' : 'js'}`; // name of the running cell in tracebacks
+
 // Starts the cell of an `execute` message. If the request to terminate the previous cell takes effect late, it may terminate this function
 // instead. The reading thread therefore passes the message again until acknowledge() was called.
 function startCell({ number, cell, code, env, silent, store_history: keeps }) {
@@ -215,7 +222,7 @@ function startCell({ number, cell, code, env, silent, store_history: keeps }) {
   send({ event: 'started', cell, count });
   try {
     setVariables(env, current.before);
-    const expression = prepare(code, `cell-${count}.js`);
+    const expression = prepare(code, cellName());
     acknowledge(number);
     progress[1] = 1;
     owner.run(current, () => evaluate(current, expression));
@@ -342,7 +349,7 @@ function interrupted(current) {
 function fail(current, thrown, details) {
   if (running !== current || thrown instanceof Exit) return;
   const { name, value, traceback } = described(thrown);
-  if (name === 'SyntaxError' && details?.scriptId !== undefined) traceback[traceback.length] = `    at cell-${count}.js:${details.lineNumber + 1}:${details.columnNumber + 1}`;
+  if (name === 'SyntaxError' && details?.scriptId !== undefined) traceback[traceback.length] = `    at ${cellName()}:${details.lineNumber + 1}:${details.columnNumber + 1}`;
   sendError(current.id, name, value, traceback);
   done(current, false);
 }
@@ -448,13 +455,108 @@ function restoreVariables(before) {
 // -- imports ------------------------------------------------------------------------------------------------------------------------------
 
 // Returns the code of a cell in the form that V8 evaluates. Import statements become calls of __sandlot_import, because a cell is not a module.
-function prepare(code, name) {
+function prepare(source, name) {
+  const code = TYPESCRIPT ? withoutTypes(source) : source;
   const bare = masked(code);
   let expression = code;
   if (/\bimport\b/.test(bare)) expression = replaced(code, bare);
   // Code such as `{ a: 1 }` could be a block or an object. As in a browser's console, it is read as an object if possible.
   if (/^\s*\{/.test(bare) && !/;\s*$/.test(bare) && compiles(`(async () => (${expression}\n))`)) expression = `(${expression}\n)`;
   return `${expression}\n//# sourceURL=${name}`;
+}
+
+// Returns TypeScript as JavaScript.
+function withoutTypes(code) {
+  if (stripTypeScriptTypes === undefined) throw new Error(`Node.js ${process.version} cannot run TypeScript. Use Node.js 22.13 or newer.`);
+  try {
+    return stripTypes(code);
+  } catch (error) {
+    // An object without parentheses: see prepare().
+    if (/^\s*\{/.test(masked(code))) {
+      try {
+        return stripTypes(`(${code}\n)`);
+      } catch {
+        // the error of the code itself is reported
+      }
+    }
+    throw syntaxError(error);
+  }
+}
+
+// Replaces types by blanks, so that positions stay. Code with enums and other syntax that is more than types is written anew.
+function stripTypes(code) {
+  try {
+    return parseTypeScript(code, 'strip');
+  } catch (error) {
+    if (error.code !== 'ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX') throw error;
+    return parseTypeScript(code, 'transform');
+  }
+}
+
+// False once node's parser has failed for another reason than the syntax of its input. Code that is nested too deeply leaves the parser, which is a
+// WebAssembly module, in an undefined state: it then refuses correct code as well. Each further cell is parsed in a thread, which has a new parser.
+let isParserUsable = true;
+const PARSER_MISSING = 'ERR_PARSER_MISSING';
+
+function parseTypeScript(code, mode) {
+  try {
+    return isParserUsable ? stripTypeScriptTypes(code, { mode }) : parseInThread(code, mode);
+  } catch (error) {
+    if ([PARSER_MISSING, 'ERR_INVALID_TYPESCRIPT_SYNTAX', 'ERR_UNSUPPORTED_TYPESCRIPT_SYNTAX'].includes(error.code)) throw error;
+    isParserUsable = false;
+    throw new SyntaxError('The code is nested too deeply for the TypeScript parser. Shorten expressions with many operators or brackets.');
+  }
+}
+
+const PARSER = `
+const { stripTypeScriptTypes } = require('node:module');
+const { workerData } = require('node:worker_threads');
+let result;
+try {
+  result = { text: stripTypeScriptTypes(workerData.code, { mode: workerData.mode }) };
+} catch (error) {
+  result = { error: { code: error.code, message: String(error.message), stack: String(error.stack) } };
+}
+workerData.port.postMessage(result);
+Atomics.store(workerData.isDone, 0, 1);
+Atomics.notify(workerData.isDone, 0);`;
+
+function parseInThread(code, mode) {
+  const { port1, port2 } = new MessageChannel();
+  const isDone = new Int32Array(new SharedArrayBuffer(4));
+  const options = { workerData: { code, mode, port: port2, isDone }, transferList: [port2], env: {}, stdout: true, stderr: true };
+  const missing = { error: { code: PARSER_MISSING, message: 'The TypeScript parser could not be started. Free memory, or end a process of the sandbox.' } };
+  let thread;
+  try {
+    thread = new Worker(PARSER, { eval: true, ...options });
+    thread.on('error', () => {}); // without a handler, an error of the thread would be one of the cell
+    Atomics.wait(isDone, 0, 0, PARSER_MS);
+    const { text, error } = receiveMessageOnPort(port1)?.message ?? missing;
+    if (error !== undefined) throw error;
+    return text;
+  } catch (error) {
+    throw error.code === 'ERR_WORKER_INIT_FAILED' ? missing.error : error; // such as at the limit of processes
+  } finally {
+    port1.close();
+    void thread?.terminate();
+  }
+}
+
+// Returns an error of stripTypeScriptTypes as V8 would report it. The stack of this error begins with an excerpt of the code, in Node.js 24.19:
+//
+//   file:3
+//   <line 2>
+//   <line 3>
+//      ^^^
+//
+// There are no carets if the error is at the end of the code. The error then has no column.
+function syntaxError(error) {
+  const [excerpt] = String(error.stack).split('\n\nSyntaxError');
+  const line = /^.*?:(\d+)\n/.exec(excerpt)?.[1];
+  const indent = /\n( *)\^+$/.exec(excerpt)?.[1];
+  const made = new SyntaxError(error.message);
+  made.stack = line === undefined ? '' : `    at ${cellName()}:${line}${indent === undefined ? '' : `:${indent.length + 1}`}`;
+  return made;
 }
 
 function compiles(code) {
@@ -758,7 +860,16 @@ function listen() {
   for (const end of ['end', 'error', 'close']) link.on(end, () => process.kill(process.pid, 'SIGKILL'));
 }
 
+// Loads node's parser of TypeScript, which takes 80 ms, without its warning that this function is experimental.
+function loadTypeScript() {
+  const { emitWarning } = process;
+  process.emitWarning = () => {};
+  stripTypeScriptTypes?.('');
+  process.emitWarning = emitWarning;
+}
+
 if (isMainThread) {
+  if (TYPESCRIPT) loadTypeScript();
   installGlobals();
   session.connect();
   const reader = new Worker(new URL(import.meta.url), { workerData: { fd: FD, progress }, stdout: false, stderr: false, env: {} });

@@ -55,7 +55,7 @@ def upgrade(op: Operations) -> None:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("ready", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
-        sa.Column("layer", sa.Boolean(create_constraint=False), nullable=False),
+        sa.Column("has_overlay", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("problem", sa.LargeBinary, nullable=False),
         sa.Column("idempotency_key", sa.LargeBinary),
         sa.Column("request_digest", sa.String(64)),

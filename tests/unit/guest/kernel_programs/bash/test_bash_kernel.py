@@ -354,6 +354,21 @@ def test_interrupt_soon_after_the_start_is_at_most_one_error(shell: Piped) -> No
         assert len(outcome.errors) == (not outcome.is_ok), outcome
 
 
+def test_interrupt_at_the_end_of_the_start_reaches_commands_of_cells(tmp_path: Path) -> None:
+    ship(tmp_path)
+    start = tmp_path / "kernel_programs/bash/init.bash"
+    with start.open("a", encoding="utf-8") as file:
+        file.write("kill -INT $$\n")
+    kernel = Piped([sys.executable, "-SI", str(start.with_name("kernel.py"))], tmp_path)
+    try:
+        assert kernel.run("cut -d ' ' -f 5 /proc/self/stat").stdout == f"{kernel.process.pid}\n", "the process group of a command is the kernel's"
+        cell = kernel.begin("sleep 300")
+        kernel.until(cell, lambda outcome: "started" in outcome.order)
+        assert kernel.stop(cell).errors == [("KeyboardInterrupt", "")]
+    finally:
+        kernel.close()
+
+
 def test_next_cell_runs_after_many_interrupts(shell: Piped) -> None:
     source = random.Random(7)
     for number in range(20):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Generator
@@ -11,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from sandlot.guest.kernels.kernel_events import parse_event
-from sandlot.images.store import ImageStore, cache_from
+from sandlot.images.store import ImageStore
 from sandlot.protocol import values
 from sandlot.protocol.connection import MESSAGE_MAX_BYTES
 from sandlot.protocol.schema import LIMITS
+from tests.support.cache import CACHE_DIR
 from tests.support.kernels import Piped, ship
 
 
 @pytest.fixture(scope="module")
 def node() -> Path:
-    return ImageStore(cache_from(os.environ)).ensure("base").path / "usr/local/bin/node"
+    return ImageStore(CACHE_DIR).ensure("base").path / "usr/local/bin/node"
 
 
 @pytest.fixture

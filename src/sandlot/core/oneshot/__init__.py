@@ -1,1 +1,0 @@
-"""One-shot runs: each program runs once in its own sandbox, and its output is graded. A batch has many programs."""

@@ -1,0 +1,1 @@
+"""Programs: each runs once in its own sandbox, and its output is graded. A batch has many programs."""

@@ -1,0 +1,9 @@
+YEARS = {
+  Mercury: 0.2408467, Venus: 0.61519726, Earth: 1.0, Mars: 1.8808158,
+  Jupiter: 11.862615, Saturn: 29.447498, Uranus: 84.016846, Neptune: 164.79132
+}.freeze
+
+$stdin.each_line do |line|
+  planet, seconds = line.split
+  puts format('%.6f', Float(seconds) / 31557600 / YEARS.fetch(planet.to_sym))
+end
