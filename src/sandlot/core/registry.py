@@ -173,7 +173,7 @@ class SandboxRegistry:
         """Return a page of live and ended sandboxes, oldest first, and True if more sandboxes follow.
 
         Args:
-            principal: Caller.
+            principal: Caller. Sandboxes of the service itself (``INTERNAL``) are not listed for operators.
             wanted: Conditions that the sandboxes meet.
             after: Position of the last sandbox of the previous page. None: the first page.
             limit: Maximum number of sandboxes to return.
@@ -182,7 +182,7 @@ class SandboxRegistry:
         found = {
             sandbox.id: sandbox
             for sandbox in self._present()
-            if principal.sees(sandbox.owner) and wanted.matches(sandbox.info()) and sort_key(sandbox) > start
+            if principal.lists(sandbox.owner) and wanted.matches(sandbox.info()) and sort_key(sandbox) > start
         }
         if ended := wanted.states & ENDED:
             owner = None if principal.operator else principal.owner

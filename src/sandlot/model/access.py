@@ -127,6 +127,10 @@ class Principal:
         """Return whether the principal may see the resources of an owner."""
         return self.operator or owner == self.owner
 
+    def lists(self, owner: OwnerId) -> bool:
+        """Return whether lists of the principal contain the resources of an owner. Only its own lists contain those of ``INTERNAL``."""
+        return owner == self.owner or (self.operator and owner != INTERNAL.owner)
+
 
 OPERATOR: Final = Principal(owner=LOCAL, name="operator", operator=True, quota=UNBOUNDED)
 """Principal of clients of the Unix socket."""

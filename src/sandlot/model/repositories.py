@@ -108,7 +108,7 @@ class SandboxRepository(Protocol):
         """Return a page of ended sandboxes, ordered by ``created_at`` and id, the oldest first.
 
         Args:
-            owner: Owner of the sandboxes; None: all owners.
+            owner: Owner of the sandboxes; None: all owners except the service itself (``INTERNAL``).
             metadata: Entries that the metadata of each returned sandbox contains.
             states: Terminal states of the returned sandboxes; empty: all terminal states.
             after: Position of the last sandbox of the previous page; None: the first page.

@@ -15,7 +15,7 @@ from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from sandlot.model.access import OwnerId
+from sandlot.model.access import INTERNAL, OwnerId
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.ids import NodeId, SandboxId
 from sandlot.model.records import NewEvent, SandboxRecord
@@ -105,7 +105,7 @@ class SqlSandboxRepository:
         """Return a page of ended sandboxes in the order of ``created_at`` and id, the oldest first.
 
         Args:
-            owner: Owner of the sandboxes. None: all owners.
+            owner: Owner of the sandboxes. None: all owners except the service itself.
             metadata: Keys and values that the metadata of each sandbox must contain.
             states: Terminal states that the sandboxes may have. Empty: all terminal states.
             after: Position of the last record of the previous page. None: the first page.
@@ -114,6 +114,8 @@ class SqlSandboxRepository:
         """
         states = set(states) & set(_TERMINAL) if states else _TERMINAL
         query = filter_by(select(sandboxes).where(sandboxes.c.state.in_(states)), sandboxes, owner=owner, name=name)
+        if owner is None:
+            query = query.where(sandboxes.c.owner != INTERNAL.owner)
         entry = sandbox_metadata.c
         for key, value in metadata.items():
             query = query.where(exists().where(entry.sandbox == sandboxes.c.id, entry.key == key, entry.value == value))

@@ -189,8 +189,7 @@ class SnapshotManager:
             record = await self._table.get(SnapshotId(id_or_name))
         else:
             record = await self._table.get_by_name(principal.owner, id_or_name) if id_or_name else None
-        is_hidden = record is not None and record.owner == INTERNAL.owner != principal.owner  # from operators too
-        if record is None or is_hidden or not record.ready or not principal.sees(record.owner) or self._leases.is_deleted(record.id):
+        if record is None or not record.ready or not principal.lists(record.owner) or self._leases.is_deleted(record.id):
             raise NotFoundError(
                 f"There is no snapshot {id_or_name[:64]!r}.",
                 code=ErrorCode.SNAPSHOT_NOT_FOUND,

@@ -1,6 +1,6 @@
 """Verification of memory snapshots in the background: restore each snapshot once, and pack its files separately.
 
-The verifier starts a sandbox from the snapshot, without a network and invisible to clients, and ends the sandbox afterwards. A snapshot that was
+The verifier starts a sandbox from the snapshot, without a network and in no list of clients, and ends the sandbox afterwards. A snapshot that was
 restored once on this host can be restored again. A snapshot whose restore fails is marked as unusable, so that its owner can create another
 snapshot while the source sandbox may still exist. A sandbox can start from the packed files if the memory can no longer be restored, for example
 because the runtime build that wrote the memory was removed.
@@ -33,7 +33,7 @@ from sandlot.core.snapshots.leases import FolderLeases
 from sandlot.core.snapshots.records import SnapshotRecords
 from sandlot.core.snapshots.restore import MEMORY
 from sandlot.core.snapshots.sources import SnapshotSources
-from sandlot.model.access import OPERATOR
+from sandlot.model.access import INTERNAL
 from sandlot.model.errors import ConflictError, ErrorCode, LimitError, SandlotError, UnavailableError
 from sandlot.model.ids import SnapshotId
 from sandlot.model.network import NetworkMode, NetworkPolicy
@@ -164,7 +164,7 @@ class SnapshotVerifier:
             isolation=record.spec.isolation,
             network=NetworkPolicy(NetworkMode.NONE),
         )
-        sandbox = await self._manager.create(OPERATOR, params, source=source, single_use=True)
+        sandbox = await self._manager.create(INTERNAL, params, source=source, single_use=True)
         self._running = record.id, sandbox
         try:
             await self._pack_files(record, sandbox)

@@ -285,7 +285,7 @@ class MemorySandboxRepository:
             return (
                 is_terminal(row.state)
                 and (not states or row.state in states)
-                and owner in {None, row.owner}
+                and (row.owner != INTERNAL.owner if owner is None else row.owner == owner)
                 and name in {None, row.name}
                 and metadata.items() <= row.spec.metadata.items()
                 and _is_after(row, after)

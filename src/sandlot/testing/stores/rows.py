@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from sandlot.model.access import LOCAL, Quota
+from sandlot.model.access import INTERNAL, LOCAL, Quota
 from sandlot.model.errors import ConflictError
 from sandlot.model.ids import SandboxId, new_file_id, new_node_id, new_process_id, new_sandbox_id
 from sandlot.model.records import ExecutionId, KeyChange, SandboxRecord
@@ -132,7 +132,8 @@ class RowsSuite:
     async def test_ended_sandboxes_are_paged_and_filtered(self, store: Store) -> None:
         records = [ended(at // 2, owner=BOB if at % 3 else ALICE, metadata={"n": str(at % 2)}) for at in range(9)]  # two records for each time
         records.append(ended(4, state=State.FAILED, metadata={"n": "0", "x": "y"}))
-        for record in [*records, sandbox(metadata={"n": "0"})]:
+        internal = ended(3, owner=INTERNAL.owner, metadata={"n": "0"})
+        for record in [*records, sandbox(metadata={"n": "0"}), internal]:
             await store.sandboxes.save(record)
         whole = sorted(records, key=lambda record: (record.created_at, record.id))
         paged: list[SandboxRecord] = []
@@ -141,6 +142,7 @@ class RowsSuite:
             paged += page
         assert paged == whole
         assert await self._ended_page(store, owner=BOB) == [record for record in whole if record.owner == BOB]
+        assert await self._ended_page(store, owner=INTERNAL.owner) == [internal]
         assert await self._ended_page(store, metadata={"n": "0"}) == [record for record in whole if record.spec.metadata["n"] == "0"]
         assert await self._ended_page(store, metadata={"n": "0", "x": "y"}) == [records[-1]]
         assert await self._ended_page(store, states=[State.FAILED]) == [records[-1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,12 @@ import structlog
 from sandlot.core.files import overlay
 from sandlot.core.sandbox import Sandbox
 from sandlot.core.snapshots import verify
-from sandlot.model.access import OPERATOR, Principal
+from sandlot.model.access import INTERNAL, OPERATOR, OwnerId, Principal
 from sandlot.model.errors import ConflictError, ErrorCode
 from sandlot.model.pools import PoolSizes
 from sandlot.model.ports import Exit, ExitReason
 from sandlot.model.records import SnapshotRecord
-from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange
+from sandlot.model.sandboxes import CreateSandboxParams, LimitsChange, SandboxFilter, SandboxInfo
 from sandlot.model.specs import MIB, Limits
 from sandlot.model.states import State
 from tests.support.node import MemoryNode, NodeState, open_node, settled
@@ -129,6 +129,25 @@ async def verified_snapshot(node: MemoryNode, principal: Principal) -> SnapshotR
     snapshot = await node.services.snapshots.create(principal, sandbox.id)
     await node.services.snapshots.verifier.idle.wait()
     return await node.services.snapshots.get(principal, snapshot.id)
+
+
+async def test_sandbox_of_a_verification_is_in_no_list_of_clients(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = await create(node)
+    verifying: list[tuple[OwnerId, Sequence[SandboxInfo], Sequence[SandboxInfo]]] = []
+
+    async def pack(sandbox: Sandbox, _layer: Path, _base: Path) -> int:
+        listed, own = [await node.services.sandboxes.list(who, SandboxFilter(), after=None, limit=9) for who in (OPERATOR, INTERNAL)]
+        verifying.append((sandbox.owner, listed.items, own.items))
+        return 0
+
+    monkeypatch.setattr(overlay, "pack_overlay", pack)
+    await node.services.snapshots.create(OPERATOR, source.id)
+    await node.services.snapshots.verifier.idle.wait()
+
+    ((owner, listed, own),) = verifying
+    assert owner == INTERNAL.owner
+    assert [info.id for info in listed] == [source.id]
+    assert [info.owner for info in own] == [INTERNAL.owner]
 
 
 async def test_packed_files_count_against_the_quota(node: MemoryNode, packed: list[Path]) -> None:
