@@ -27,7 +27,7 @@ from sandlot.protocol import tar
 MAX_LINKS: Final = 40
 """Number of symbolic links after which the search for a file ends, as in Linux (path_resolution(7))."""
 MAX_IGNORE_BYTES: Final = 256 * 1024
-"""Bytes of a ``.dockerignore`` that are read."""
+"""Maximum size of a ``.dockerignore``."""
 MAX_DEPTH: Final = 256
 """Maximum number of names in the path of an entry."""
 IGNORE_FILE: Final = ".dockerignore"
@@ -101,12 +101,12 @@ class Context:
             InvalidRequestError: Nothing has the name, the path is too long, or a link leads nowhere.
             LimitError: The wildcards need too many comparisons.
         """
-        names = [""]
+        names, are_matches = [""], False
         for part in _parts(source):
             # Each folder once: with links to folders above, the number of paths grows with a power of the number of links.
-            folders = dict.fromkeys(self._folder(name) for name in names)
+            folders = dict.fromkeys(self._folder(name) for name in names if not are_matches or self._target(name) is not None)
             if has_wildcards(part):
-                pattern = NamePattern(part)
+                pattern, are_matches = NamePattern(part), True
                 names = [
                     child
                     for folder in folders
@@ -159,16 +159,21 @@ class Context:
         return name if item is None or item.kind != tar.SYMLINK else self._followed(name, name).name
 
     def _followed(self, name: str, source: str) -> Item:
+        item = self._target(name)
+        if item is None:
+            raise InvalidRequestError(f"{source[:200]!r} is a symbolic link that leads to no file of the build context.", hint="Copy the target.")
+        return item
+
+    def _target(self, name: str) -> Item | None:
+        """Return the entry to which a name leads through symbolic links; None if there is none."""
         for _ in range(MAX_LINKS):
             item = self.items.get(name)
-            if item is None:
-                break
-            if item.kind != tar.SYMLINK:
+            if item is None or item.kind != tar.SYMLINK:
                 return item
             target = item.target if item.target.startswith("/") else posixpath.join("/", posixpath.dirname(name), item.target)
             name = posixpath.normpath(target).lstrip("/")
             name = "" if name == "." else name
-        raise InvalidRequestError(f"{source[:200]!r} is a symbolic link that leads to no file of the build context.", hint="Copy the target.")
+        return None
 
 
 def _parts(source: str) -> list[str]:
@@ -188,7 +193,8 @@ def read_context(archive: Path, work: Path, limits: BuildLimits, budget: Compari
         ignores: True to leave out what a ``.dockerignore`` names.
 
     Raises:
-        InvalidRequestError: The archive is damaged, or has an entry that is refused; the message names the entry.
+        InvalidRequestError: The archive is damaged or has an entry that is refused, which the message names, or the ``.dockerignore`` is too large or
+            invalid.
         LimitError: The context is too large, has too many entries, or the patterns of its ``.dockerignore`` need too many comparisons.
     """
     contents = _temporary(work)
@@ -196,12 +202,18 @@ def read_context(archive: Path, work: Path, limits: BuildLimits, budget: Compari
         with archive.open("rb") as file:
             items = _Collector(contents, limits).read(_chunks(file))
         if ignores and (rules := items.get(IGNORE_FILE)) is not None and rules.kind == tar.FILE:
-            contents.seek(rules.offset)
-            items = _filtered(items, IgnoreRules(contents.read(min(rules.size, MAX_IGNORE_BYTES)).decode("utf-8", "replace")), budget)
+            items = _filtered(items, _read_rules(contents, rules), budget)
     except BaseException:
         contents.close()
         raise
     return Context(items, contents, budget)
+
+
+def _read_rules(contents: BinaryIO, file: Item) -> IgnoreRules:
+    if file.size > MAX_IGNORE_BYTES:
+        raise InvalidRequestError(f"The .dockerignore has {file.size} bytes; at most {MAX_IGNORE_BYTES} are allowed.")
+    contents.seek(file.offset)
+    return IgnoreRules(contents.read(file.size).decode("utf-8", "replace"))
 
 
 def empty_context() -> Context:

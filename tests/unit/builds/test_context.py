@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandlot.builds.context import MAX_DEPTH, Context, read_context, unpack
+from sandlot.builds.context import MAX_DEPTH, MAX_IGNORE_BYTES, Context, read_context, unpack
 from sandlot.builds.limits import BuildLimits
 from sandlot.builds.patterns import ComparisonBudget
 from sandlot.model.errors import InvalidRequestError, LimitError, SandlotError
@@ -90,6 +90,20 @@ def test_links_stay_links_if_they_are_not_followed(tmp_path: Path) -> None:
 def test_ignored_files_are_left_out(tmp_path: Path) -> None:
     context = read(archive(*FILES, entry(".dockerignore", b"app\n!app/b.py\n")), tmp_path)
     assert sorted(context.items) == ["", ".dockerignore", "README", "app", "app/b.py", "folder", "hard"]
+    context.close()
+
+
+def test_large_ignore_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_IGNORE_BYTES}"):
+        read(archive(*FILES, entry(".dockerignore", b"#" * MAX_IGNORE_BYTES + b"\napp")), tmp_path)
+
+
+def test_link_that_leads_nowhere_is_no_folder_that_a_wildcard_names(tmp_path: Path) -> None:
+    links = (entry("gone", kind=tarfile.SYMTYPE, target="nowhere"), entry("loop", kind=tarfile.SYMTYPE, target="loop"))
+    context = read(archive(*FILES, *links), tmp_path)
+    assert [item.name for item in context.find("*/b.py", follow=True)] == ["app/b.py"]
+    with pytest.raises(InvalidRequestError, match="leads to no file"):
+        context.find("gone/b.py", follow=True)
     context.close()
 
 
