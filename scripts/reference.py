@@ -8,6 +8,7 @@ scripts/reference.py cli errors     write two pages
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -136,9 +137,16 @@ def _kind(state: State) -> str:
     return "transient" if LIFECYCLE[state].transient else "lasting"
 
 
+@functools.cache
+def _load() -> griffe.Object | griffe.Alias:
+    """Return the package ``sandlot`` with its docstrings."""
+    quiet: Any = {"warn_missing_types": False, "warn_unknown_params": False}  # fields of pydantic's models are no parameters to griffe
+    return griffe.load("sandlot", search_paths=[ROOT / "src"], docstring_parser="google", docstring_options=quiet, resolve_aliases=True)
+
+
 def python_sdk() -> str:
     """Return the page of all public names of ``sandlot.sdk``, which ``sandlot`` passes on."""
-    package = griffe.load("sandlot.sdk", search_paths=[ROOT / "src"], docstring_parser="google", resolve_aliases=True)
+    package = _load()["sdk"]
     parts = ["Every name is imported from `sandlot`.", _ASYNC]
     names = [name for name in sdk.__all__ if not name.startswith("Async")]
     for name in sorted(names, key=_section):
@@ -160,9 +168,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
 
 def agents() -> str:
     """Return the page of all public names of ``sandlot.agents`` and of its adapters."""
-    quiet: Any = {"warn_missing_types": False, "warn_unknown_params": False}  # fields of pydantic's models are no parameters to griffe
-    search = [ROOT / "src"]
-    package = griffe.load("sandlot.agents", search_paths=search, docstring_parser="google", docstring_options=quiet, resolve_aliases=True)
+    package = _load()["agents"]
     parts = ["[Give a model a sandbox](../how-to/agents.md) shows how these names are used. The first ones are imported from `sandlot.agents`."]
     for name in sorted(exported.__all__):
         parts += [f"## {name}", *_object(package[name], name)]

@@ -111,37 +111,34 @@ def test_suite_passes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "suite, test",
+    "name, suite, test",
     [
-        pytest.param("openai_agents", "test_runner_uses_shell_patch_and_terminals", id="openai_agents"),
-        pytest.param("pydantic_ai", "test_file_as_parent_raises_not_a_directory", id="pydantic_ai"),
+        pytest.param("deepagents", "deepagents", "test_agent_with_tools_runs_to_its_answer", id="deepagents"),
+        pytest.param("inspect", "inspect", "test_task_runs_in_a_sandbox_for_each_sample", id="inspect_ai"),
+        pytest.param(DEVELOPMENT, "openai_agents", "test_runner_uses_shell_patch_and_terminals", id="openai_agents"),
+        pytest.param(DEVELOPMENT, "pydantic_ai", "test_file_as_parent_raises_not_a_directory", id="pydantic_ai"),
+        pytest.param("smolagents", "smolagents", "test_state_output_and_values_of_code", id="smolagents"),
     ],
 )
-def test_one_test_of_the_suite_passes(service: LocalService, suite: str, test: str) -> None:
-    assert passed(run_suite(service, Path(sys.executable), suite, "-k", test)) == 1
+def test_one_test_of_the_suite_passes(
+    service: LocalService, pythons: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, name: str, suite: str, test: str
+) -> None:
+    assert passed(run_suite(service, environment(name, pythons, tmp_path_factory), suite, "-k", test)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, program, call",
     [
-        pytest.param("crewai", SYNCHRONOUS, f"sandbox_tool(tools, schema).run(**{COMMAND})", id="crewai", marks=pytest.mark.soak),
-        pytest.param(
-            "google-adk",
-            ASYNCHRONOUS,
-            f"SandboxTool(tools, **schema).run_async(args={COMMAND}, tool_context=None)",
-            id="google-adk",
-            marks=pytest.mark.soak,
-        ),
+        pytest.param("crewai", SYNCHRONOUS, f"sandbox_tool(tools, schema).run(**{COMMAND})", id="crewai"),
+        pytest.param("google-adk", ASYNCHRONOUS, f"SandboxTool(tools, **schema).run_async(args={COMMAND}, tool_context=None)", id="google-adk"),
         pytest.param(
             "llama-index",
             f"from llama_index.core.tools import FunctionTool\n{ASYNCHRONOUS}",
             f"FunctionTool(async_fn=partial(call, tools, 'run_command'), metadata=Metadata(**schema)).acall(**{COMMAND})",
             id="llama-index",
-            marks=pytest.mark.soak,
         ),
-        pytest.param(
-            "mini-swe-agent", IN_SANDBOX, f"SandboxEnvironment(sandbox).execute({COMMAND})['output']", id="mini-swe-agent", marks=pytest.mark.slow
-        ),
+        pytest.param("mini-swe-agent", IN_SANDBOX, f"SandboxEnvironment(sandbox).execute({COMMAND})['output']", id="mini-swe-agent"),
     ],
 )
 def test_tool_of_an_example_runs_in_a_sandbox(

@@ -161,10 +161,10 @@ async def test_images_of_other_keys_do_not_exist(rig: Rig, dockerfile: str, monk
 
 
 async def test_images_are_listed_in_pages(rig: Rig) -> None:
-    for number in range(3):
+    for number in range(2):
         await asyncio.to_thread(Image(name=f"image-{number}", base_image="debian").run("true").build)
     async with http_of(rig) as http:
-        first = (await http.get("/images/v4/images", params={"page_size": 2})).json()
-        rest = (await http.get("/images/v4/images", params={"page_size": 2, "cursor": first["pagination"]["next"]})).json()
-        assert [each["name"] for each in [*first["items"], *rest["items"]]] == ["image-2", "image-1", "image-0"]
+        first = (await http.get("/images/v4/images", params={"page_size": 1})).json()
+        rest = (await http.get("/images/v4/images", params={"page_size": 1, "cursor": first["pagination"]["next"]})).json()
+        assert [each["name"] for each in [*first["items"], *rest["items"]]] == ["image-1", "image-0"]
         assert rest["pagination"]["next"] is None
