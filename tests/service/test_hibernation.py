@@ -15,7 +15,7 @@ from sandlot.model.faults import Fault
 from sandlot.model.specs import MIB
 from sandlot.model.states import State as Life
 from sandlot.server.composition import RunningService
-from tests.support.saving import BASE, cell, check, fill, fill_up, make, place, real_service, saved, shell, small_disk
+from tests.support.saving import BASE, cell, check, fill, fill_up, free_up, make, place, real_service, saved, shell, small_disk
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow
@@ -59,7 +59,7 @@ async def test_full_disk_fails_the_hibernation_and_the_sandbox_continues() -> No
                 assert sandbox.state is Life.RUNNING
                 assert saved(folder) == []
             await check(service.node, sandbox, state)
-            filled.unlink()
+            await free_up(filled)
             await service.internals.manager.hibernate(OPERATOR, sandbox.id)
             await check(service.node, sandbox, state)
 

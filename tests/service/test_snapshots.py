@@ -35,6 +35,7 @@ from tests.support.saving import (
     check,
     fill,
     fill_up,
+    free_up,
     gone,
     make,
     place,
@@ -172,7 +173,7 @@ async def test_full_disk_fails_the_snapshot_and_the_source_continues() -> None:
             assert saved(folder) == []
             assert await careless.store.snapshots.list_by_node(careless.node.id) == []
             await check(careless.node, sandbox, state)
-            filled.unlink()
+            await free_up(filled)
             record = await careless.node.snapshots.create(OPERATOR, sandbox.id)
             assert saved(folder) == [record.id]
             await check(careless.node, sandbox, state)

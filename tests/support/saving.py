@@ -84,6 +84,19 @@ def fill_up(folder: Path, *, but_bytes: int) -> Path:
     return file
 
 
+async def free_up(file: Path) -> None:
+    """Give back what :func:`fill_up` has taken, also if a process has the file open, and wait until the file system has the room."""
+    size = file.stat().st_size  # noqa: ASYNC240 - a short call
+    os.truncate(file, 0)
+    file.unlink()  # noqa: ASYNC240 - a short call
+
+    def has_room() -> bool:
+        room = os.statvfs(file.parent)
+        return room.f_bavail * room.f_frsize >= size
+
+    await until(has_room)
+
+
 def settings_of(folder: Path, **changes: Any) -> Settings:  # noqa: ANN401 - any of the settings
     """A service of that state directory, without pools, that allows containers."""
     chosen = {"data_dir": folder, "cache_dir": CACHE_DIR, "isolation_allowed": ("gvisor", "container"), "pools": (), **changes}
